@@ -3,8 +3,8 @@
 Heads, MLP features and vocabulary are split as Megatron-LM does (Shoeybi et al., 2019, section
 3): ``qkv``, ``up``, the embedding and the head by rows, ``out`` and ``down`` by columns, so that a
 layer needs two all-reduces of the residual stream. Of experts, each is split like a plain MLP. With
-fewer key/value heads than devices a head lies on ``k / kv_heads`` of them. Norms, routers and the
-tables of positions lie on every device.
+fewer key/value heads than devices a head lies on ``k / kv_heads`` of them. A head's sink lies with
+it. Norms, routers and the tables of positions lie on every device.
 
 A shard is described as a `Model` with fewer heads, features and words: whatever counts programs or
 bytes of a model does so for a shard. The last device has up to ``k - 1`` words less than it says.
@@ -147,7 +147,7 @@ def shard_boxes(
     path, _, role = name.rpartition(".")
     part = path.rpartition(".")[2].removeprefix("shared_")
     rest = tuple((0, size) for size in shape[1:])
-    if part in ("qkv", "up", "embed", "head"):
+    if part in ("qkv", "sinks", "up", "embed", "head"):
         rows = _rows(model, shard, part, lane, shape[0])
         return tuple(Box((span, *rest)) for span in rows)
     if part in ("out", "down") and role == "weight":
@@ -170,6 +170,8 @@ def _tensors(model: Model) -> Iterator[Tensor]:
     if model.qk_norm:
         yield Tensor("q_norm.weight", (model.head_dim,))
         yield Tensor("k_norm.weight", (model.head_dim,))
+    if model.sinks:
+        yield Tensor("sinks.weight", (model.heads,))
     yield Tensor("embed.weight", (model.vocab, model.hidden))
     if model.position == "learned":
         yield Tensor("positions.weight", (model.position_rows, model.hidden))
@@ -190,6 +192,8 @@ def _rows(model: Model, shard: Model, part: str, lane: int, rows: int) -> Iterat
             (model.heads + model.kv_heads) * model.head_dim,
         ):
             yield begin + at, begin + at + narrow
+    elif part == "sinks":
+        yield lane * shard.heads, (lane + 1) * shard.heads
     elif part == "up":
         ffn = rows // 2 if model.gated else rows
         wide = ffn // degree

@@ -35,12 +35,14 @@ class Routing(StrictModel):
         groups: of consecutive experts, equally many in each.
         kept_groups: a row's experts are of so many groups: those with the best expert (softmax), or
             with the best two together (sigmoid).
+        biased: scores have a bias, which takes part in choice and weights.
         scale: factor of the chosen experts' weights. Loading puts it into their MLPs.
     """
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
     groups: PositiveInt = 1
     kept_groups: PositiveInt = 1
+    biased: bool = False
     scale: PositiveFloat = 1.0
 
     @field_validator("kept_groups")

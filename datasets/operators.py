@@ -62,6 +62,15 @@ def _grouped(weights: Callable[[Mapping[str, int]], float]) -> Operator:
     )
 
 
+#: Attention of a pass over the keys that it sees: queries see those up to their own.
+_ATTENTION = Operator(
+    ("batch", "queries", "keys", "heads", "kv_heads", "head_dim"),
+    lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * visible_pairs(d),
+    attention_bytes,
+)
+#: Operators that are such: plain, with a learned score a head, with scores that are capped.
+ATTENTIONS = frozenset({"attention", "sink_attention", "capped_attention"})
+
 #: Every operator a program can name. One row each: dimensions, FLOP, bytes.
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
@@ -73,11 +82,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
                 + weight_bytes(d["n"], d["k"], v.storage)
             ),
         ),
-        "attention": Operator(
-            ("batch", "queries", "keys", "heads", "kv_heads", "head_dim"),
-            lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * visible_pairs(d),
-            attention_bytes,
-        ),
+        **dict.fromkeys(sorted(ATTENTIONS), _ATTENTION),
         "cache_write": Operator(
             ("batch", "tokens", "kv_heads", "head_dim"),
             lambda d: 0.0,
@@ -381,15 +386,22 @@ OPERATORS = MappingProxyType(
     }
 )
 #: Operators whose time is bound by products, so that a device's peak rate matters.
-PRODUCTS = frozenset(
-    [
-        "linear",
-        "attention",
-        "router",
-        "experts",
-        "grouped",
-        "grouped_gradient",
-        "matmul",
-        "latent_attention",
-    ]
-) | {f"{op}_{name}" for op in ("linear", "conv2d", "attention", "matmul") for name in _TRAINING[op]}
+PRODUCTS = (
+    ATTENTIONS
+    | frozenset(
+        [
+            "linear",
+            "router",
+            "experts",
+            "grouped",
+            "grouped_gradient",
+            "matmul",
+            "latent_attention",
+        ]
+    )
+    | {
+        f"{op}_{name}"
+        for op in ("linear", "conv2d", "attention", "matmul")
+        for name in _TRAINING[op]
+    }
+)

@@ -47,7 +47,8 @@ def storage_kernel(bits: int, n: int, k: int) -> LinearKernel:
 _ROUNDED = "foreplan_rounded"
 #: Linears of one routed expert, as `QuantisedDecoder.linears` names them.
 _EXPERT = re.compile(r"expert\.(\d+)\.(up|down)")
-#: Where transformers (5.0) keeps the experts of a layer, all in one parameter ``[E, n, k]``.
+#: Where transformers (5.0) keeps the experts of a layer, all in one parameter ``[E, n, k]``, and
+#: those of gpt-oss ``[E, k, n]``.
 _STACKS = {"up": "mlp.experts.gate_up_proj", "down": "mlp.experts.down_proj"}
 
 
@@ -157,7 +158,7 @@ class QuantisedDecoder:
         if routed := _EXPERT.fullmatch(name):
             base = source.names[0].partition(f".{layer}.")[0]
             parameter = f"{base}.{layer}.{_STACKS[routed[2]]}"
-            return [Piece(parameter, slice(None), expert=int(routed[1]))]
+            return [Piece(parameter, slice(None), source.transposed, int(routed[1]))]
         found, row = [], 0
         for parameter, rows in zip(source.names, source.rows, strict=True):
             found.append(Piece(parameter, slice(row, row + rows), source.transposed))

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.datasets.experts import touched_experts
-from foreplan.datasets.operators import OPERATORS, PRODUCTS
+from foreplan.datasets.operators import ATTENTIONS, OPERATORS, PRODUCTS
 from foreplan.datasets.program import Variant
 
 Array = NDArray[np.float64]
@@ -57,10 +57,10 @@ def _features(op: str) -> Callable[[Dims], list[float]]:
             touched_experts(d["rows"], d["experts"], d["active"]) * d["ffn"] * d["hidden"],
             d["rows"] * d["active"] * (d["ffn"] + d["hidden"]),
         ]
-    if op in PRODUCTS and op != "attention":
+    if op in PRODUCTS - ATTENTIONS:
         moved, fp32 = OPERATORS[op].bytes, Variant("fp32", "fp32", "any")
         return lambda d: [1.0, flops(d), moved(d, fp32)]
-    if op == "attention":
+    if op in ATTENTIONS:
         return lambda d: [
             1.0,
             flops(d),

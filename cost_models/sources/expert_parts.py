@@ -1,4 +1,4 @@
-"""`expert_parts`: operators of experts and of latents as operators that a predictor has seen.
+"""`expert_parts`: operators of a mixture and of special attention as ones a predictor has seen.
 
 Nothing that the shipped predictor was fitted to is a mixture of experts. Its products are matrix
 products all the same: where ``rows`` rows touch ``t`` experts (see `touched_experts`), ``m = rows *
@@ -18,6 +18,7 @@ from dataclasses import replace
 from foreplan.cost_models.costs import Estimate
 from foreplan.datasets.experts import touched_experts
 from foreplan.datasets.kernels.registry import FEW_ROWS
+from foreplan.datasets.operator_bytes import visible_pairs
 from foreplan.datasets.program import Program, Variant, program
 
 #: Programs and how often each counts.
@@ -36,7 +37,7 @@ _UNPACKED_ONCE = 1.3
 
 
 def expert_parts(item: Program) -> Shares | None:
-    """The parts of a router, of experts, of a shared expert's gate or of attention over latents.
+    """The parts of a router, of experts, of a shared expert's gate or of special attention.
 
     ``None`` of all else.
     """
@@ -48,6 +49,13 @@ def expert_parts(item: Program) -> Shares | None:
         if "grouped" in v.kernel:  # groups are judged, and those that lose left out
             found.append((program("elementwise", replace(v, kernel="any"), **size, inputs=1), 2.0))
         return found
+    if item.op == "sink_attention":  # plain attention, whose results are scaled
+        plain = replace(v, kernel=v.kernel.replace("sink_", ""))
+        size = {"rows": d["batch"] * d["queries"] * d["heads"], "cols": d["head_dim"]}
+        scaled = program("elementwise", replace(v, kernel="any"), **size, inputs=1)
+        return [(program("attention", plain, **d), 1.0), (scaled, 1.0)]
+    if item.op == "capped_attention":
+        return _capped_attention(item)
     if item.op == "latent_attention":
         return _latent_attention(item)
     if item.op == "expand_heads":
@@ -112,6 +120,27 @@ def _latent_attention(item: Program) -> Shares | None:
         (program("softmax", v, rows=rows, cols=d["keys"]), 1.0),
         (program("matmul", product, **size, n=d["latent"], k=d["keys"]), 1.0),
     ]
+
+
+def _capped_attention(item: Program) -> Shares:
+    """Scores, their cap in three maps and a mask, softmax and sum, over the keys that are seen."""
+    d, v = item.dims, Variant(item.variant.compute, item.variant.compute, "any")
+    seen = max(1, round(visible_pairs(d) / d["queries"]))
+    size = {"batch": d["batch"] * d["kv_heads"], "m": d["queries"] * d["heads"] // d["kv_heads"]}
+    scores = {"rows": d["batch"] * d["heads"] * d["queries"], "cols": seen}
+    capped = program("elementwise", v, **scores, inputs=1)
+    by_keys, by_values = (replace(v, kernel=f"torch.{name}") for name in ("linear", "bmm"))
+    of_scores = program("matmul", by_keys, **size, n=seen, k=d["head_dim"])
+    of_values = program("matmul", by_values, **size, n=d["head_dim"], k=seen)
+    found = [
+        (of_scores, 1.0), (capped, 3.0 if d["queries"] == 1 else 4.0),
+        (program("softmax", v, **scores), 1.0), (of_values, 1.0),
+    ]  # fmt: skip
+    if item.variant.storage != v.storage:  # the cache is cast, or read from its codes and scales
+        rows = 2 * d["batch"] * d["kv_heads"] * d["keys"]
+        read = program("elementwise", v, rows=rows, cols=d["head_dim"], inputs=1)
+        found.append((read, 1.0 if item.variant.storage == "bf16" else 3.0))
+    return found
 
 
 def _grouped(variant: Variant, rows: float, experts: float, n: int, k: int) -> Shares:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from foreplan.cost_models.costs import Work
 from foreplan.cost_models.sources._device_words import find
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.profile import Row
 from foreplan.datasets.program import Program
 from foreplan.errors import FailedProgramError
@@ -73,5 +74,5 @@ class _Failures:
 
 def regime(item: Program) -> tuple[str, ...]:
     """What programs must share to say something of each other: one kernel path of a variant."""
-    decode = item.op == "attention" and item.dims["queries"] == 1
+    decode = item.op in ATTENTIONS and item.dims["queries"] == 1
     return (item.op, str(item.variant), "decode" if decode else "")

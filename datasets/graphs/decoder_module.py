@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.experts import Experts
+from foreplan.datasets.models.families import SLIDING_IN_TURN
 from foreplan.datasets.models.latent import LatentAttention
 from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
@@ -120,6 +121,16 @@ def config_fields(model: Model) -> dict[str, Any]:
         fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
     if model.family == "glm4_moe":
         fields |= {"attention_bias": model.qkv_bias, "use_qk_norm": model.qk_norm}
+    if model.family in SLIDING_IN_TURN and model.sliding_window is not None:
+        slide = model.window_layers or range(model.layers)
+        kinds = ("full_attention", "sliding_attention")
+        fields |= {"layer_types": [kinds[i in slide] for i in range(model.layers)]}
+    if model.family == "gemma2":
+        fields |= {
+            "attn_logit_softcapping": model.score_cap,
+            "final_logit_softcapping": model.logit_cap,
+            "query_pre_attn_scalar": round((model.scalars.attention or 0.0625) ** -2),
+        }
     if model.family == "granite":
         scalars = model.scalars
         fields |= {
@@ -175,7 +186,7 @@ def _expert_fields(family: str, experts: Experts) -> dict[str, Any]:
     if family in ("glm4_moe", "deepseek_v2", "deepseek_v3"):
         return _routed_fields(experts)
     wide = {"intermediate_size": experts.ffn, "num_experts_per_tok": experts.active}
-    if family == "mixtral":
+    if family in ("mixtral", "gpt_oss"):
         return wide | {"num_local_experts": experts.count}
     wide |= {"num_experts": experts.count, "norm_topk_prob": experts.normalise}
     if family == "olmoe":

@@ -26,6 +26,7 @@ def expert_mlps(
     downs: Sequence[Weight],
     run: Callable[[Tensor, Weight, Tensor | None], Tensor],
     activate: Callable[[Tensor, Tensor], Tensor],
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """``out[r] = sum_a share[r, a] * down_e(activate(gate_e(x[r]), up_e(x[r])))``.
 
@@ -41,6 +42,7 @@ def expert_mlps(
         downs: of each expert ``[H, I]``.
         run: a linear kernel.
         activate: of gate and up, ``[rows, I]`` each.
+        biases: of all experts' gate and up ``[E, 2 I]``, and ``[E, H]``; ``None`` where without.
 
     Returns:
         ``[R, H]`` in the dtype of ``x``, added up in fp32.
@@ -57,8 +59,9 @@ def expert_mlps(
             continue
         # Rows of the next expert fill up, and are left out again.
         taken = x.index_select(0, padded.narrow(0, begin, padded_rows(count)))
-        gate, up = run(taken, ups[expert], None).chunk(2, 1)
-        made = run(activate(gate, up), downs[expert], None).narrow(0, 0, count)
+        of_up, of_down = (None if bias is None else bias[expert] for bias in biases)
+        gate, up = run(taken, ups[expert], of_up).chunk(2, 1)
+        made = run(activate(gate, up), downs[expert], of_down).narrow(0, 0, count)
         mine = rows.narrow(0, begin, count)
         out.index_add_(0, mine, made * weight.narrow(0, begin, count))
         begin += count

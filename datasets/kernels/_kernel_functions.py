@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets.kernels._attention_mask import seen_keys
 from foreplan.datasets.kernels._latent_attention import ROWS as _LATENT_ROWS
+from foreplan.datasets.kernels._scored_attention import FUNCTIONS as _SCORED_ROWS
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.program import Variant
+
+#: Of the clamped activation (transformers, ``configuration_gpt_oss.py``, ``swiglu_limit`` and
+#: ``swiglu_alpha``).
+_CLAMP, _STEEPNESS = 7.0, 1.702
 
 
 def _rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -65,9 +71,7 @@ def _attention(
         out = F.scaled_dot_product_attention(query, k, v, is_causal=True, enable_gqa=shared)
     else:
         # `is_causal` aligns the first query with the first key; here the last ones meet.
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-        if window is not None:
-            mask = mask.triu(keys - queries - window + 1)
+        mask = seen_keys(queries, keys, window, q.device)
         # No fused kernel of a GPU takes a mask and heads that share keys (torch, documentation of
         # `enable_gqa`), so that these become queries of one head here too.
         folded = query.reshape(batch, kv_heads, -1, head_dim)
@@ -96,6 +100,12 @@ def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def _clamped_silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gpt-oss: ``(up + 1) * gate * sigmoid(1.702 * gate)`` of clamped values."""
+    wide = F.silu(gate.clamp(max=_CLAMP).mul_(_STEEPNESS), inplace=True)
+    return up.clamp(-_CLAMP, _CLAMP).add_(1.0).mul_(1 / _STEEPNESS).mul_(wide)
+
+
 def _gelu_tanh_mul(gate: Tensor, up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
@@ -121,13 +131,14 @@ def _router(
     correction: Tensor | None = None,
     groups: int = 1,
     kept_groups: int = 1,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best experts by their scores in fp32 (transformers, ``TopkRouter`` of each family).
 
     With a correction scores are sigmoids, and groups are judged by their best two experts
     (DeepSeek-V3); without one a softmax, and groups by their best (DeepSeek-V2).
     """
-    logits = F.linear(x, weight)
+    logits = F.linear(x, weight, bias)
     if correction is None:
         scores = logits.softmax(-1, dtype=torch.float32)
         ranked = scores
@@ -173,6 +184,7 @@ _ROWS: dict[tuple[str, str], Callable[..., Any]] = {
         _dequant_attention, dtype=torch.float32
     ),
     ("activation", "bf16/bf16/torch.silu_mul"): _silu_mul,
+    ("activation", "bf16/bf16/torch.clamped_silu_mul"): _clamped_silu_mul,
     ("activation", "bf16/bf16/torch.gelu_tanh_mul"): _gelu_tanh_mul,
     ("activation", "bf16/bf16/torch.gelu_tanh"): _gelu_tanh,
     ("activation", "bf16/bf16/torch.gelu"): F.gelu,
@@ -188,6 +200,7 @@ _ROWS: dict[tuple[str, str], Callable[..., Any]] = {
     ("cast", "bf16/fp32/torch.to"): _to_fp32,
     ("cast", "fp32/bf16/torch.to"): _to_bf16,
     **_LATENT_ROWS,
+    **_SCORED_ROWS,
 }
 
 #: Functions by operator and variant.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foreplan.datasets.device import Device
@@ -93,6 +94,12 @@ ROWS_A_CALL, FEW_ROWS = 32, 96
 #: Rows for which torch's packed kernels expand a weight once, and what that takes, in rows.
 _PACKED_ROWS, _EXPANDING_ROWS = 4, 3
 
+#: Queries whose scores attention computes at a time where no fused kernel does, by device kind.
+#: ``measured`` on a processor (one core of an EPYC, 1024 tokens, 8 over 4 heads of 256, bf16): 27,
+#: 43, 58 and 88 ms by blocks of 128, 256, 512 and 1024, whose scores leave the caches. A GPU needs
+#: large ones.
+SCORED_ROWS: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 512})
+
 #: Compute capability from which on a GPU has the fused kernels' ``mma.m16n8k16`` of bf16
 #: (``theory``, PTX ISA 7.0).
 _FUSED_FROM = 8.0
@@ -139,8 +146,19 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
         "int8/bf16/torch.dequant_sdpa",
         "int8/fp32/torch.dequant_sdpa",
     ),
+    # With a learned score a head in its softmax, and with scores that are capped.
+    **{
+        op: (
+            f"bf16/bf16/torch.{kernel}",
+            f"bf16/fp32/torch.{kernel}",
+            f"int8/bf16/torch.dequant_{kernel}",
+            f"int8/fp32/torch.dequant_{kernel}",
+        )
+        for op, kernel in (("sink_attention", "sink_sdpa"), ("capped_attention", "capped_bmm"))
+    },
     "activation": (
         "bf16/bf16/torch.silu_mul",
+        "bf16/bf16/torch.clamped_silu_mul",
         "bf16/bf16/torch.gelu_tanh_mul",
         "bf16/bf16/torch.gelu_tanh",
         "bf16/bf16/torch.gelu",
@@ -290,13 +308,16 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     - attention: ``f(q[B, T, H, D], cache_k[B, G, L, D], cache_v, keys[, window]) -> [B, T, H, D]``;
       causal, the last query sees all of the first ``keys`` positions; of fewer queries than keys
       each sees its last ``window`` at most
+    - sink_attention, capped_attention: as attention, with ``sinks[H]`` fp32 or ``cap``, a number,
+      by name
     - caches of ``int8`` storage are a `foreplan.datasets.kernels.quantised_cache.QuantisedCache`
       each
     - activation: ``f(x[rows, cols])``, or ``f(gate, up)`` where the kernel's name ends in ``_mul``
     - add: ``f(a, b)``; embedding: ``f(table[vocab, cols], ids[rows] int64)``; argmax:
       ``f(logits[rows, cols]) -> [rows] int64``; cast: ``f(x)`` to the variant's compute dtype
     - router: ``f(x[rows, hidden], weight[experts, hidden], active, normalise, correction[experts]
-      fp32 | None, groups, kept groups) -> (chosen[rows, active] int64, share[rows, active] fp32)``;
+      fp32 | None, groups, kept groups, bias[experts] | None) -> (chosen[rows, active] int64,
+      share[rows, active] fp32)``;
       ``sigmoid`` kernels have a correction, ``grouped`` ones keep fewer groups than there are
     - shared_gate: ``f(x[rows, hidden], y[rows, hidden], weight[1, hidden])``, which is ``x *
       sigmoid(y @ weight.T)``

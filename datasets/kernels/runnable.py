@@ -11,6 +11,7 @@ memory 61 and 44 (one core of an EPYC; docs/results/serving_cpu_history.md).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -52,11 +53,15 @@ _BEHIND = frozenset(
         "embedding",
         "argmax",
         "attention",
+        "sink_attention",
+        "capped_attention",
         "expand_heads",
         "latent_attention",
     }
 )
 _BEHIND_ROWS, _BEHIND_WEIGHT = 4, (2112, 1024)
+#: Where scores are capped (Gemma 2); the time does not depend on it.
+_CAP = 50.0
 #: Values of the activations that programs share which run behind one another.
 _SHARED_ELEMENTS = 1 << 20
 #: Positions a cache holds beyond the filled ones, as a runtime's static buffer does.
@@ -240,6 +245,20 @@ class Inputs:
         turn, keys = itertools.cycle(caches), d["keys"]
         state = "keys and values warm" if prefill else self._cold("keys and values", copies)
         return Runnable(lambda: run(q, *next(turn), keys), state, copies)
+
+    def _sink_attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        sinks = self._draw(program.dims["heads"], dtype=torch.float32)
+        return self._scored_attention(program, functools.partial(run, sinks=sinks))
+
+    def _capped_attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        return self._scored_attention(program, functools.partial(run, cap=_CAP))
+
+    def _scored_attention(self, program: Program, run: Callable[..., Any]) -> Runnable:
+        """Of some queries within a window, which leaves out what none of them sees."""
+        d = program.dims
+        if 1 < d["queries"] < d["keys"]:  # `attention_window.spans`
+            run = functools.partial(run, window=d["keys"] - d["queries"])
+        return self._attention(program, run)
 
     def _matmul(self, program: Program, run: Callable[..., Any]) -> Runnable:
         batch, m, n, k = program.sizes

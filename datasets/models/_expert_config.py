@@ -94,6 +94,12 @@ def _beside_shared(
     )  # fmt: skip
 
 
+def _gpt_oss(config: ConfigFields) -> Experts:
+    """Its weights are a softmax over the chosen scores: normalised shares of one over all."""
+    ffn = config.size("intermediate_size")
+    return _experts(config, "num_local_experts", 128, 4, ffn, routing={"biased": True})
+
+
 def _routing(
     config: ConfigFields, scores: str, groups: tuple[int, int], scale: float
 ) -> dict[str, object]:
@@ -142,5 +148,6 @@ EXPERT_READERS: Mapping[str, Callable[[ConfigFields], Experts]] = MappingProxyTy
         "glm4_moe": _glm4_moe,
         "deepseek_v2": _deepseek_v2,
         "deepseek_v3": _deepseek_v3,
+        "gpt_oss": _gpt_oss,
     }
 )

@@ -36,6 +36,11 @@ _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 #: The first files of Gemma name another activation than the models have (transformers,
 #: ``configuration_gemma.py``).
 _GEMMA_ACTIVATIONS = MappingProxyType({"gelu": "gelu_tanh"})
+#: transformers, ``configuration_gpt_oss.py``.
+_GPT_OSS_YARN: Mapping[str, object] = MappingProxyType(
+    {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+     "original_max_position_embeddings": 4096}
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,10 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
         "deepseek": _Words(),
         "deepseek_v2": _Words(_biases("attention_bias"), neighbours=True),
         "deepseek_v3": _Words(_biases("attention_bias"), neighbours=True),
+        "gpt_oss": _Words(
+            _biases("attention_bias", default=True), kv_heads=8, head_dim=64, eps_default=1e-5,
+            renamed=MappingProxyType({"silu": "clamped_silu"}), theta=1.5e5,
+        ),
         "phi3": _Words(eps_default=1e-5, partial=1.0, longrope=True),
         "seed_oss": _Words(
             {"qkv_bias": ("attention_bias", True), "out_bias": ("attention_out_bias", False),
@@ -120,6 +129,10 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
         "gemma": _Words(
             _biases("attention_bias"), kv_heads=16, head_dim=256, activation="gelu_pytorch_tanh",
             renamed=_GEMMA_ACTIVATIONS, tied=True,
+        ),
+        "gemma2": _Words(
+            _biases("attention_bias"), kv_heads=4, head_dim=256, activation="gelu_pytorch_tanh",
+            activation_field="hidden_activation", tied=True,
         ),
         "gemma3_text": _Words(
             _biases("attention_bias"), kv_heads=4, head_dim=256, activation="gelu_pytorch_tanh",
@@ -183,6 +196,28 @@ def _deepseek(config: ConfigFields) -> dict[str, object]:
     return facts
 
 
+def _gpt_oss(config: ConfigFields) -> dict[str, object]:
+    """Llama's likes, whose rotation is stretched where the file says nothing of it."""
+    fields = dict(config.fields)
+    if fields.get("rope_parameters") is None and fields.get("rope_scaling") is None:
+        fields["rope_scaling"] = dict(_GPT_OSS_YARN)
+    return _llama(ConfigFields(config.where, fields))
+
+
+def _gemma2(config: ConfigFields) -> dict[str, object]:
+    """Llama's likes, whose scores and logits are capped; a null caps nothing."""
+    asked = {
+        "score_cap": ("attn_logit_softcapping", 50.0),
+        "logit_cap": ("final_logit_softcapping", 30.0),
+    }
+    caps = {
+        ours: config.factor(field, default)
+        for ours, (field, default) in asked.items()
+        if config.fields.get(field, default) is not None
+    }
+    return _llama(config) | caps
+
+
 def _rotation(config: ConfigFields, family: str, head_dim: int) -> dict[str, object]:
     words = _WORDS[family]
     if family == "gemma3_text":
@@ -195,9 +230,9 @@ def _rotation(config: ConfigFields, family: str, head_dim: int) -> dict[str, obj
 
 def _scalars(config: ConfigFields, family: str, hidden: int) -> dict[str, float]:
     """See `Scalars`; none of a family without such."""
-    if family in ("gemma", "gemma3_text"):
+    if family in ("gemma", "gemma2", "gemma3_text"):
         found = {"embedding": hidden**0.5, "norm": 1.0}
-        if family == "gemma3_text":
+        if family != "gemma":
             found["attention"] = config.factor("query_pre_attn_scalar", 256) ** -0.5
         return found
     if family != "granite":
@@ -280,6 +315,8 @@ FAMILY_READERS: Mapping[str, Callable[[ConfigFields], dict[str, object]]] = Mapp
         **dict.fromkeys(_WORDS, _llama),
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,
+        "gpt_oss": _gpt_oss,
+        "gemma2": _gemma2,
         "opt": _opt,
         "gpt2": _gpt2,
         "gpt_neox": _gpt_neox,

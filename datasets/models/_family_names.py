@@ -11,6 +11,7 @@ _LLAMA_LAYER = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "q_norm": ("self_attn.q_norm",),
     "k_norm": ("self_attn.k_norm",),
+    "sinks": ("self_attn.sinks",),
     "out": ("self_attn.o_proj",),
     "norm2": ("post_attention_layernorm",),
     "up": ("mlp.gate_proj", "mlp.up_proj"),
@@ -91,13 +92,18 @@ class FamilyNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Names within a MoE layer; ``mlp`` are gate, up and down of one expert."""
+    """Names within a MoE layer; ``mlp`` are gate, up and down of one expert.
+
+    ``stacked`` says that one tensor holds all experts' matrices, ``[experts, k, n]``, gate and up
+    in turn in one of them, and another their biases; then ``mlp`` are gate and up, and down.
+    """
 
     router: str
     expert: str
-    mlp: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    mlp: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     shared: str = ""
     shared_gate: str = ""
+    stacked: bool = False
 
 
 EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
@@ -111,6 +117,9 @@ EXPERT_NAMES: Mapping[str, ExpertNames] = MappingProxyType(
         ),
         "qwen3_moe": ExpertNames("mlp.gate", "mlp.experts.{}."),
         "olmoe": ExpertNames("mlp.gate", "mlp.experts.{}."),
+        "gpt_oss": ExpertNames(
+            "mlp.router", "mlp.experts.", ("gate_up_proj", "down_proj"), stacked=True
+        ),
         **dict.fromkeys(
             ("deepseek", "glm4_moe", "deepseek_v2", "deepseek_v3"),
             ExpertNames("mlp.gate", "mlp.experts.{}.", shared="mlp.shared_experts."),
@@ -129,7 +138,7 @@ FAMILY_NAMES: Mapping[str, FamilyNames] = MappingProxyType(
         "smollm3": _LLAMA,
         "ernie4_5": _LLAMA,
         "granite": _LLAMA,
-        "gemma3_text": replace(_LLAMA, layer=_GEMMA3_LAYER),
+        **dict.fromkeys(("gemma2", "gemma3_text"), replace(_LLAMA, layer=_GEMMA3_LAYER)),
         "olmo2": replace(_LLAMA, layer=_OLMO2_LAYER),
         "glm4": replace(_LLAMA, layer=_GLM4_LAYER),
         "gemma": _LLAMA,

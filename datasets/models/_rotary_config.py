@@ -101,17 +101,16 @@ def alternating_facts(config: ConfigFields, head_dim: int) -> dict[str, Any]:
     fields = {k: v for k, v in config.fields.items() if k != "rope_scaling"}
     whole = ConfigFields(config.where, fields | {"rope_parameters": {**full, **scaling}})
     found = rotation_facts(whole, 1e6, head_dim)
-    if local := sliding_layers(config):
+    if local := sliding_layers(config, config.size("sliding_window_pattern", 6)):
         theta = sliding.get("rope_theta", config.fields.get("rope_local_base_freq", 1e4))
         found["rotary"] = {"local_theta": theta, "local_layers": local}
     return found
 
 
-def sliding_layers(config: ConfigFields) -> tuple[int, ...]:
-    """Layers of Gemma 3 that have a window: listed, or all but every sixth."""
+def sliding_layers(config: ConfigFields, every: int) -> tuple[int, ...]:
+    """Layers that have a window: listed, or all but each ``every``-th."""
     layers, listed = config.size("num_hidden_layers"), config.fields.get("layer_types")
     if listed is None:
-        every = config.size("sliding_window_pattern", 6)
         return tuple(layer for layer in range(layers) if (layer + 1) % every)
     known = ("sliding_attention", "full_attention")
     if not isinstance(listed, list) or len(listed) < layers or any(t not in known for t in listed):

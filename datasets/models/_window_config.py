@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from foreplan.datasets.models._config_fields import ConfigFields
 from foreplan.datasets.models._rotary_config import sliding_layers, unrotated_layers
-from foreplan.datasets.models.families import SLIDING_EVERYWHERE
+from foreplan.datasets.models.families import SLIDING_EVERYWHERE, SLIDING_IN_TURN
 
 #: Families without a sliding window in any layer.
 _NO_WINDOW = frozenset(
@@ -27,6 +28,8 @@ _NO_WINDOW = frozenset(
         "deepseek_v3",
     }
 )
+#: transformers' default of families whose layers have a window in turn.
+_IN_TURN: Mapping[str, int] = MappingProxyType({"gpt_oss": 128, "gemma2": 4096})
 
 
 def window_facts(config: ConfigFields, family: str) -> dict[str, Any]:
@@ -55,6 +58,9 @@ def _keys(config: ConfigFields, family: str) -> int | None:
         # transformers' default is 4096; a null means full attention.
         null = "sliding_window" in config.fields and stated is None
         return None if null else config.size("sliding_window", 4096)
+    if family in SLIDING_IN_TURN:
+        null = "sliding_window" in config.fields and stated is None
+        return None if null else config.size("sliding_window", _IN_TURN[family])
     if family in SLIDING_EVERYWHERE:
         return None if stated is None else config.size("sliding_window")
     if family != "gemma3_text" and (
@@ -69,8 +75,10 @@ def _keys(config: ConfigFields, family: str) -> int | None:
 def _layers(config: ConfigFields, family: str, layers: int) -> Sequence[int]:
     """Those of ``layers`` that have the window."""
     every = range(layers)
+    if family in SLIDING_IN_TURN:
+        return sliding_layers(config, 2)
     if family == "gemma3_text":
-        return sliding_layers(config)
+        return sliding_layers(config, config.size("sliding_window_pattern", 6))
     if family in SLIDING_EVERYWHERE or family == "qwen3_moe":
         return every
     listed = config.fields.get("layer_types")

@@ -46,10 +46,10 @@ def layer_bytes(model: Model, storage: str, layer_class: LayerClass | None = Non
         held += model.expert_linears * model.experts.count
     linears = sum(weight_bytes(linear.n, linear.k, storage) for linear in held)
     plain = sum(linear.n * linear.k for linear in held)
-    corrections = 0
+    exact = model.heads * (_FP32 - _BF16) if model.sinks else 0
     if layer_class == "moe" and model.experts is not None and model.experts.routing.corrected:
-        corrections = model.experts.count * _FP32
-    return linears + (model.parameters_of(layer_class) - plain) * _BF16 + corrections
+        exact += model.experts.count * _FP32
+    return linears + (model.parameters_of(layer_class) - plain) * _BF16 + exact
 
 
 def stage_bytes(

@@ -18,8 +18,9 @@ In a layer of experts the MLP's line is::
          -> norm -> router -> experts -> [linear shared_up -> activation -> linear shared_down
          -> [shared_gate] -> add] -> add
 
-Attention within a sliding window is several programs of its name (`attention_window.spans`);
-latents have programs of their own instead of qkv and attention, see `latent_programs`.
+Attention is the operator that `latent_programs.attention_call` names. Within a sliding window it is
+several programs of that name (`attention_window.spans`); latents have programs of their own instead
+of qkv and attention, see `latent_programs`.
 
 Linears are fused: one for query, key and value, one for gate and up. All linears of a layer have
 the layer's precision, those of its experts too (one program, ``experts``, with the variant of the
@@ -43,15 +44,19 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import SpecError
 
-#: Names the variant of an operator that has a choice (``linear``, ``attention`` and
-#: ``latent_attention``) from its dimensions; supplied by whoever plans.
+#: Names the variant of an operator that has a choice (``linear`` and each kind of attention) from
+#: its dimensions; supplied by whoever plans.
 Choose = Callable[[str, Mapping[str, int]], Variant]
 
 #: Programs and how often each runs.
 Counts = list[tuple[Program, int]]
 
 _NORM = {"rms": "torch.rms_norm", "layer": "torch.layer_norm"}
-_GATED = {"silu": "torch.silu_mul", "gelu_tanh": "torch.gelu_tanh_mul"}
+_GATED = {
+    "silu": "torch.silu_mul",
+    "gelu_tanh": "torch.gelu_tanh_mul",
+    "clamped_silu": "torch.clamped_silu_mul",
+}
 _ACTIVATION = {
     "gelu": "torch.gelu",
     "gelu_tanh": "torch.gelu_tanh",

@@ -10,7 +10,7 @@ Family = Literal[
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek",
     "opt", "gpt2", "phi3", "starcoder2", "seed_oss", "smollm3", "ernie4_5", "glm",
     "granite", "gemma", "olmo2", "glm4", "gemma3_text",
-    "gpt_neox", "glm4_moe", "deepseek_v2", "deepseek_v3",
+    "gpt_neox", "glm4_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "gemma2",
 ]  # fmt: skip
 
 #: Those whose layers, or some of them, are mixtures of experts.
@@ -24,6 +24,7 @@ MIXTURES = frozenset(
         "glm4_moe",
         "deepseek_v2",
         "deepseek_v3",
+        "gpt_oss",
     }
 )
 
@@ -37,6 +38,10 @@ SAME_FAMILY: Mapping[str, Family] = MappingProxyType({"kimi_k2": "deepseek_v3"})
 SLIDING_EVERYWHERE = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
 
 _BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+#: Those whose layers have the sliding window in turn, a layer with it first, unless a file lists
+#: them.
+SLIDING_IN_TURN = frozenset({"gpt_oss", "gemma2"})
+
 _LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
 
 #: What every model of a family has in common (transformers, ``models/<family>/modeling_*.py``).
@@ -55,12 +60,16 @@ FAMILY_FACTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "glm4_moe": MappingProxyType(_LLAMA),
         "deepseek_v2": MappingProxyType(_LLAMA),
         "deepseek_v3": MappingProxyType(_LLAMA),
+        "gpt_oss": MappingProxyType(
+            {**_LLAMA, **_BIASED, "activation": "clamped_silu", "sinks": True}
+        ),
         "phi3": MappingProxyType(_LLAMA),
         "seed_oss": MappingProxyType(_LLAMA),
         "smollm3": MappingProxyType(_LLAMA),
         "ernie4_5": MappingProxyType(_LLAMA),
         "glm": MappingProxyType(_LLAMA),
         "granite": MappingProxyType(_LLAMA),
+        "gemma2": MappingProxyType({**_LLAMA, "activation": "gelu_tanh", "norms": "both"}),
         "gemma3_text": MappingProxyType(
             {**_LLAMA, "activation": "gelu_tanh", "norms": "both", "qk_norm": True}
         ),
@@ -114,12 +123,14 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "glm4_moe": "Glm4MoeForCausalLM",
         "deepseek_v2": "DeepseekV2ForCausalLM",
         "deepseek_v3": "DeepseekV3ForCausalLM",
+        "gpt_oss": "GptOssForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "starcoder2": "Starcoder2ForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "glm": "GlmForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",
         "glm4": "Glm4ForCausalLM",

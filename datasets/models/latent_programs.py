@@ -57,7 +57,10 @@ def attention_call(model: Model, batch: int, queries: int, keys: int) -> tuple[s
     latent = model.latent
     seen = {"batch": batch, "queries": queries, "keys": keys, "heads": model.heads}
     if latent is None:
-        return "attention", seen | {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
+        op = "sink_attention" if model.sinks else "attention"
+        if model.score_cap is not None:
+            op = "capped_attention"
+        return op, seen | {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
     if queries > 1:
         return "attention", seen | {"kv_heads": model.heads, "head_dim": latent.width}
     del seen["queries"]

@@ -28,7 +28,9 @@ from foreplan.errors import SpecError
 #: below the 2^63 bytes that torch counts, and a list of every layer's operators fits into memory.
 MOST_LAYERS, LARGEST_SIZE = 10_000, 2**24
 #: Activations of an MLP with a gate and without.
-_GATED, _PLAIN = ("silu", "gelu_tanh"), ("relu", "gelu", "gelu_tanh")
+_GATED, _PLAIN = ("silu", "gelu_tanh", "clamped_silu"), ("relu", "gelu", "gelu_tanh")
+#: Those of experts.
+_OF_EXPERTS = ("silu", "clamped_silu")
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 
 
@@ -55,10 +57,14 @@ class Model(StrictModel):
             add to the residual stream is normed), or on ``both`` sides.
         parallel: the MLP takes what the attention takes, the layer's input.
         gated: the MLP is ``down(act(gate(x)) * up(x))`` rather than ``down(act(up(x)))``.
-        activation: of the MLP; ``gelu_tanh`` is the tanh approximation.
+        activation: of the MLP; ``gelu_tanh`` is the tanh approximation, ``clamped_silu`` that of
+            gpt-oss: ``(up + 1) * gate * sigmoid(1.702 * gate)`` of values clamped at 7.
         qkv_bias: bias of the fused query, key and value projection.
         out_bias: bias of the attention's output projection.
         mlp_bias: bias of the MLP's linears.
+        sinks: every head has a learned score of no key that takes part in the softmax.
+        score_cap: the products of queries and keys, scaled, become ``cap * tanh(score / cap)``.
+        logit_cap: likewise the logits.
         qk_norm: RMS norm over each head of queries and keys, before the rotation.
         qk_norm_whole: that norm is over all heads together (OLMoE).
         tied: the head is the embedding's own matrix.
@@ -95,10 +101,13 @@ class Model(StrictModel):
     norms: Literal["before", "behind", "both"] = "before"
     parallel: bool = False
     gated: bool
-    activation: Literal["silu", "relu", "gelu", "gelu_tanh"]
+    activation: Literal["silu", "relu", "gelu", "gelu_tanh", "clamped_silu"]
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    sinks: bool = False
+    score_cap: PositiveFloat | None = None
+    logit_cap: PositiveFloat | None = None
     qk_norm: bool = False
     qk_norm_whole: bool = False
     tied: bool
@@ -131,7 +140,7 @@ class Model(StrictModel):
         gated = info.data.get("gated")
         if gated is not None and value not in (_GATED if gated else _PLAIN):
             raise ValueError(
-                "silu or gelu_tanh, the activations with a gated kernel"
+                f"{', '.join(_GATED[:-1])} or {_GATED[-1]}, the activations with a gated kernel"
                 if gated
                 else "relu, gelu or gelu_tanh for an MLP without gate"
             )
@@ -178,6 +187,13 @@ class Model(StrictModel):
             raise ValueError(f"different layers, ascending, of {layers}")
         return value
 
+    @field_validator("score_cap")
+    @classmethod
+    def _scores_one_way(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("sinks"):
+            raise ValueError("none: no kernel has both sinks and capped scores")
+        return value
+
     @field_validator("latent")
     @classmethod
     def _turns_shared_key(
@@ -190,7 +206,7 @@ class Model(StrictModel):
     def _has_such_layers(cls, value: Experts | None, info: ValidationInfo) -> Experts | None:
         if value is None:
             return value
-        if not info.data.get("gated", True) or info.data.get("activation", "silu") != "silu":
+        if not info.data.get("gated", True) or info.data.get("activation") not in _OF_EXPERTS:
             raise ValueError("none: only experts with a gate and silu are supported")
         if info.data.get("norms", "before") != "before" or info.data.get("parallel"):
             raise ValueError("none: experts come behind the attention, with norms in front")
@@ -332,11 +348,15 @@ class Model(StrictModel):
             always += sum(self.head_norm_sizes)
         if self.latent is not None:
             always += self.latent.beside_linears(self.heads)
+        if self.sinks:
+            always += self.heads
         if layer_class == "dense" or self.experts is None:
             return always
         each = sum(linear.parameters for linear in self.expert_linears)
         router = self.experts.count + (1 if self.experts.shared_gate else 0)
         used = self.experts.active if active else self.experts.count
+        if self.experts.routing.biased:
+            always += self.experts.count
         return always + router * self.hidden + used * each
 
     @property

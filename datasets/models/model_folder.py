@@ -35,6 +35,10 @@ _ONLY: Mapping[str, Mapping[str, object]] = MappingProxyType(
                 "use_bidirectional_attention": False,
             }
         ),
+        "gemma2": MappingProxyType({"use_bidirectional_attention": False}),
+        "gpt_oss": MappingProxyType(
+            {"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+        ),
         "gemma": MappingProxyType({"use_bidirectional_attention": False}),
         "olmoe": MappingProxyType({"clip_qkv": None}),
         "deepseek": MappingProxyType(
@@ -68,6 +72,8 @@ _ONLY: Mapping[str, Mapping[str, object]] = MappingProxyType(
         ),
     }
 )
+#: Ways of storing weights that are read as the bf16 they stand for, by family.
+_READ_AS_BF16: Mapping[str, tuple[str, ...]] = MappingProxyType({"gpt_oss": ("mxfp4",)})
 
 
 def read_folder(folder: Path) -> Model:
@@ -124,7 +130,9 @@ def _family(config: ConfigFields) -> str:
         isinstance(architectures, list) and ARCHITECTURES[family] in architectures
     ):
         raise config.unmodelled("architectures", f"[{ARCHITECTURES[family]!r}], a language model")
-    if config.fields.get("quantization_config") is not None:
+    stored = config.fields.get("quantization_config")
+    method = stored.get("quant_method") if isinstance(stored, dict) else stored
+    if stored is not None and method not in _READ_AS_BF16.get(family, ()):
         raise config.error(
             "quantization_config", "unquantised weights: Foreplan quantises them itself"
         )
@@ -142,8 +150,12 @@ def _dtype(config: ConfigFields) -> str:
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str:
-    """The dtype that most bytes are stored in; ``config.json`` may say another."""
+    """The dtype that most bytes are stored in; ``config.json`` may say another.
+
+    MXFP4 counts as the bf16 that it is read as.
+    """
     total: dict[str, int] = {}
     for tensor in checkpoint.tensors.values():
-        total[tensor.dtype] = total.get(tensor.dtype, 0) + tensor.bytes
+        dtype = "bf16" if tensor.dtype == "U8" else tensor.dtype
+        total[dtype] = total.get(dtype, 0) + tensor.bytes
     return max(sorted(total), key=lambda dtype: total[dtype])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foreplan.datasets.models._family_names import FAMILY_NAMES
+from foreplan.datasets.models._family_names import EXPERT_NAMES, FAMILY_NAMES
 from foreplan.datasets.models.latent import LatentAttention
 from foreplan.datasets.models.model import Model
 
@@ -24,7 +24,8 @@ class TensorChange:
     """Done in this order; the default changes nothing.
 
     Attributes:
-        by_head: rows are stored head by head, of each its query, key and value; so many heads.
+        mixed: rows are stored group by group, of each its row or rows of every part; so many groups
+            and parts: heads with a query, a key and a value each, or pairs of gate and up.
         offset: added to every element.
         factor: of the first ``rows`` rows; of all of them if ``None``.
         rows: see ``factor``.
@@ -32,7 +33,7 @@ class TensorChange:
         heads: so many heads, the first ones, are put into that order.
     """
 
-    by_head: int = 0
+    mixed: tuple[int, int] | None = None
     offset: float = 0.0
     factor: float = 1.0
     rows: int | None = None
@@ -42,7 +43,7 @@ class TensorChange:
     @property
     def row_wise(self) -> bool:
         """Whether slices of rows may be changed one by one."""
-        return self.rows is None and not self.order and not self.by_head
+        return self.rows is None and not self.order and self.mixed is None
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The changed tensor, fp32 where its values change; the tensor itself where nothing does.
@@ -52,9 +53,9 @@ class TensorChange:
         """
         import torch
 
-        if self.by_head:
-            heads = tensor.view(self.by_head, 3, -1, *tensor.shape[1:])
-            tensor = heads.transpose(0, 1).reshape(tensor.shape)
+        if self.mixed is not None:
+            groups = tensor.reshape(*self.mixed, -1, *tensor.shape[1:])
+            tensor = groups.transpose(0, 1).reshape(tensor.shape)
         if self.offset or self.factor != 1.0:
             tensor = tensor.float() + self.offset
             tensor[: self.rows] *= self.factor
@@ -84,8 +85,8 @@ def change_of(model: Model, name: str) -> TensorChange:
         # Behind a norm of its own a query's scale is that norm's.
         factor = 1.0 if model.qk_norm else queries
         rows, heads = model.heads * model.head_dim, model.heads + model.kv_heads
-        by_head = model.heads if FAMILY_NAMES[model.family].qkv_by_head else 0
-        return TensorChange(by_head, factor=factor, rows=rows, order=order, heads=heads)
+        mixed = (model.heads, 3) if FAMILY_NAMES[model.family].qkv_by_head else None
+        return TensorChange(mixed, factor=factor, rows=rows, order=order, heads=heads)
     if model.latent is not None and part in ("latents", "queries"):
         return _latent_change(model, model.latent, part)
     if part in ("q_norm", "k_norm"):
@@ -97,6 +98,9 @@ def change_of(model: Model, name: str) -> TensorChange:
         return TensorChange(offset=scalars.norm if weight else 0.0, factor=scalars.residual)
     if "norm" in part:
         return TensorChange(offset=scalars.norm if weight else 0.0)
+    if model.experts is not None and part.startswith("expert.") and part.endswith(".up"):
+        stacked = EXPERT_NAMES[model.family].stacked
+        return TensorChange((model.experts.ffn, 2) if stacked else None)
     if part.endswith(("out", "down")) and not model.norms_behind:
         routed = model.experts is not None and part.startswith("expert.")
         scale = model.experts.routing.scale if model.experts is not None and routed else 1.0

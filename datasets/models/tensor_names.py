@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from foreplan.datasets.experts import Experts
 from foreplan.datasets.models._family_names import EXPERT_NAMES, FAMILY_NAMES, WHOLE_QUERIES
+from foreplan.datasets.models.block_floats import BLOCK, BlockFloats
 from foreplan.datasets.models.checkpoint import Checkpoint
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.tensor_change import AS_STORED, TensorChange, change_of
@@ -28,6 +30,7 @@ class TensorSource:
         shape: of the result.
         transposed: stored as ``[k, n]`` rather than ``[n, k]``.
         change: what is done to the fused tensor before the runtime has it.
+        place: which it is of how many that a stored tensor stacks; ``None`` = it is alone.
     """
 
     names: tuple[str, ...]
@@ -35,11 +38,21 @@ class TensorSource:
     shape: tuple[int, ...]
     transposed: bool = False
     change: TensorChange = AS_STORED
+    place: tuple[int, int] | None = None
 
     def stored_shape(self, index: int) -> tuple[int, ...]:
         """Shape of ``names[index]`` in the checkpoint."""
         shape = (self.rows[index], *self.shape[1:])
-        return shape[::-1] if self.transposed else shape
+        shape = shape[::-1] if self.transposed else shape
+        return shape if self.place is None else (self.place[1], *shape)
+
+    def blocks(self, index: int, checkpoint: Checkpoint) -> BlockFloats | None:
+        """How ``names[index]`` is stored if that is in MXFP4; only stacks of matrices are."""
+        name = self.names[index]
+        if self.place is None or name in checkpoint.tensors or len(self.shape) < 2:
+            return None
+        found = BlockFloats(name, self.place[1], *self.shape)
+        return found if next(iter(found.shapes)) in checkpoint.tensors else None
 
 
 def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[str, TensorSource]:
@@ -73,6 +86,9 @@ def layer_sources(model: Model, layer: int, prefix: str | None = None) -> dict[s
             if model.qk_norm:
                 size = model.head_norm_sizes[0 if part == "q_norm" else 1]
                 sources[f"{part}.weight"] = _vector(f"{full[0]}.weight", size)
+        elif part == "sinks":
+            if model.sinks:
+                sources["sinks.weight"] = _vector(full[0], model.heads)
         elif model.latent is not None and part in ("expand", "latent_norm", "query_norm"):
             sources.update(_latent_source(model, part, full[0]))
         else:
@@ -110,6 +126,10 @@ def _expert_sources(model: Model, base: str) -> dict[str, TensorSource]:
         sources["router.correction"] = _vector(
             f"{base}{names.router}.e_score_correction_bias", experts.count
         )
+    if experts.routing.biased:
+        sources["router.bias"] = _vector(f"{base}{names.router}.bias", experts.count)
+    if names.stacked:
+        return sources | _stacked_sources(model, experts, f"{base}{names.expert}", names.mlp)
     places = [(f"expert.{e}.", base + names.expert.format(e)) for e in range(experts.count)]
     widths = [experts.ffn] * experts.count
     if experts.shared_ffn:
@@ -122,6 +142,24 @@ def _expert_sources(model: Model, base: str) -> dict[str, TensorSource]:
     if experts.shared_gate:
         gate = f"{base}{names.shared_gate}.weight"
         sources["shared_gate.weight"] = _matrix(gate, 1, hidden)
+    return sources
+
+
+def _stacked_sources(
+    model: Model, experts: Experts, base: str, mlp: tuple[str, ...]
+) -> dict[str, TensorSource]:
+    """Experts of which a checkpoint's tensor holds all, with their biases."""
+    sources = {}
+    for e in range(experts.count):
+        for linear, stored in zip(model.expert_linears, mlp, strict=True):
+            name, place = f"{base}{stored}", (e, experts.count)
+            sources[f"expert.{e}.{linear.name}.weight"] = TensorSource(
+                (name,), (linear.n,), (linear.n, linear.k), transposed=True, place=place
+            )
+            if linear.bias:
+                sources[f"expert.{e}.{linear.name}.bias"] = TensorSource(
+                    (f"{name}_bias",), (linear.n,), (linear.n,), place=place
+                )
     return sources
 
 
@@ -186,6 +224,10 @@ def check_tensors(model: Model, checkpoint: Checkpoint) -> int:
     total: dict[str, int] = {}
     for source in (source for group in groups for source in group.values()):
         for index, name in enumerate(source.names):
+            blocks = source.blocks(index, checkpoint)
+            if blocks is not None:
+                total.update(_check_blocks(blocks, checkpoint))
+                continue
             stored = checkpoint.tensor(name)
             expected = source.stored_shape(index)
             if stored.shape != expected:
@@ -202,6 +244,24 @@ def check_tensors(model: Model, checkpoint: Checkpoint) -> int:
                 )
             total[name] = stored.bytes
     return sum(total.values())
+
+
+def _check_blocks(blocks: BlockFloats, checkpoint: Checkpoint) -> dict[str, int]:
+    """Bytes of the tensors of a stack in MXFP4 by name.
+
+    Raises:
+        SpecError: one is missing, or has another shape or dtype.
+    """
+    found = {}
+    for name, shape in blocks.shapes.items():
+        stored = checkpoint.tensor(name)
+        if stored.shape != shape or stored.dtype != "U8" or blocks.k % BLOCK:
+            raise SpecError(
+                f"{stored.file}: {name}", got=f"{stored.dtype} {list(stored.shape)}",
+                expected=f"U8 {list(shape)}, as config.json implies of blocks of {BLOCK}",
+            )  # fmt: skip
+        found[name] = stored.bytes
+    return found
 
 
 def _changed(model: Model, sources: dict[str, TensorSource]) -> dict[str, TensorSource]:

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from foreplan.datasets.models.block_floats import matrix
 from foreplan.datasets.models.checkpoint import read_checkpoint
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.tensor_names import (
@@ -153,25 +154,32 @@ class FolderWeights:
         self.close()
 
     def _stored(self, source: TensorSource, index: int) -> torch.Tensor:
-        name = source.names[index]
+        name, place = source.names[index], source.place
+        blocks = source.blocks(index, self._checkpoint)
+        if blocks is not None and place is not None:
+            return matrix(*(self._read(*each, place[0]) for each in blocks.shapes.items()))
+        at = None if place is None else place[0]
+        tensor = self._read(name, source.stored_shape(index), at)
+        return tensor.t() if source.transposed else tensor
+
+    def _read(self, name: str, shape: tuple[int, ...], at: int | None) -> torch.Tensor:
+        """A stored tensor, or one of those that it stacks."""
         file = self._checkpoint.tensor(name).file
         try:
             handle = self._open.get(file)
             if handle is None:
                 handle = self._open[file] = safe_open(file, framework="pt", device="cpu")
-            tensor: torch.Tensor = handle.get_tensor(name)
+            part = handle.get_slice(name)
+            found = list(part.get_shape())
+            if tuple(found) == shape:
+                tensor: torch.Tensor = handle.get_tensor(name) if at is None else part[at]
+                return tensor
         except (OSError, SafetensorError) as error:
             raise SpecError(
                 f"{file}: {name}", got=str(error), expected="a tensor of a complete file",
                 fix="download it again",
             ) from error  # fmt: skip
-        if tuple(tensor.shape) != source.stored_shape(index):
-            raise SpecError(
-                f"{file}: {name}.shape",
-                got=list(tensor.shape),
-                expected=f"{list(source.stored_shape(index))}",
-            )
-        return tensor.t() if source.transposed else tensor
+        raise SpecError(f"{file}: {name}.shape", got=found, expected=f"{list(shape)}")
 
 
 class RandomWeights:

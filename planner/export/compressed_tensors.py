@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from foreplan.datasets.models.families import LATENTS, MIXTURES
+from foreplan.errors import SpecError
 from foreplan.planner.export.handover import Handover, Scheme
 
 FILE = "quantization_config.json"
@@ -31,6 +32,8 @@ _NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         **dict.fromkeys(LATENTS, ("layers", "((?<!kv_b_)proj|kv_a_proj_with_mqa)")),
     }
 )
+#: Families whose experts servers read in 16 bits or as they were published (MXFP4).
+_OWN_EXPERTS = ("gpt_oss",)
 #: What the head is called, where not ``lm_head``.
 _HEADS: Mapping[str, str] = MappingProxyType({"gpt_neox": "embed_out"})
 _LAYERS = re.compile(r"re:\.\*(?:layers|h)\\\.\(([0-9|]+)\)\\\.\.\*[^.]+\$")
@@ -49,6 +52,10 @@ def write(handover: Handover, family: str) -> dict[str, str]:
     Args:
         handover: what to write.
         family: of the model.
+
+    Raises:
+        SpecError: quantised layers of a family whose experts the servers load in formats of their
+            own.
     """
     stem, linears = _NAMES.get(family, _LINEARS)
     groups: dict[str, Any] = {}
@@ -62,6 +69,13 @@ def write(handover: Handover, family: str) -> dict[str, str]:
         }
     if not groups:
         return {}
+    if family in _OWN_EXPERTS:
+        layer = next(i for i, scheme in enumerate(handover.schemes) if scheme != Scheme("bf16"))
+        raise SpecError(
+            f"decision: bits of layer {layer}", got=f"{handover.schemes[layer].weights} weights",
+            expected=f"16 bits: nothing documents {family} in compressed-tensors",
+            fix="plan again with bits=16",
+        )  # fmt: skip
     plain = "|".join(str(layer) for layer in handover.layers_of(Scheme("bf16")))
     ignored = [_HEADS.get(family, "lm_head"), *([rf"re:.*{stem}\.({plain})\..*"] if plain else [])]
     document = {

@@ -35,7 +35,7 @@ _MOST_TOKENS = 8192
 #: Families of dense models with one in ``tensorrt_llm/_torch/models/_arch_index.py``.
 _DENSE = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "starcoder2")
 #: Families of mixtures with one.
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+_MIXTURES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
 
 
 class TensorRtLlmExporter(Exporter):

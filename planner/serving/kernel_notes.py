@@ -11,8 +11,8 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.spec import StageDecision
 
-#: Taken of a GPU whose compute capability is not known.
-_NEWEST = "9.0"
+#: Compute capability taken of a GPU of the user's own host.
+_OWN = 9.0
 
 
 def kernel_notes(stages: Iterable[StageDecision], ranks: Sequence[Rank]) -> tuple[str, ...]:
@@ -64,9 +64,9 @@ def expert_notes(
         used = [Variant.parse(text) for key, text in stage.kernels.items()
                 if key.count("/") == 2 and key.rpartition("/")[2] in bits]  # fmt: skip
         for rank in (ranks[number] for number in stage.ranks):
-            known = None if rank.name.zoo is None else device_zoo.device(rank.name.zoo)
-            capability = float((known and known.compute_capability) or _NEWEST)
-            if rank.kernel_kind == "cuda" and not all(runs_grouped(v, capability) for v in used):
+            if rank.kernel_kind == "cuda" and not all(
+                runs_grouped(v, _capability(rank)) for v in used
+            ):
                 names[str(rank.name)] = None
     if not names:
         return ()
@@ -74,3 +74,11 @@ def expert_notes(
         f"experts of {model.name} are called one by one on {', '.join(names)} in this project's "
         "own runs: such a pass is launched operator by operator, and takes longer than its price",
     )
+
+
+def _capability(rank: Rank) -> float:
+    """Compute capability; 0 of other makers' GPUs and where the zoo does not say."""
+    if rank.name.zoo is None:
+        return _OWN
+    known = device_zoo.device(rank.name.zoo)
+    return float(known.compute_capability or 0) if known.kind == "cuda" else 0.0

@@ -17,6 +17,7 @@ from foreplan.datasets.models.decoder_programs import (
     head_programs,
     layer_programs,
 )
+from foreplan.datasets.models.latent_programs import attention_call
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
@@ -71,10 +72,10 @@ def _programs(model: Model, workload: ServingWorkload, device_kind: str) -> Iter
 
 
 class _Choice:
-    """Names one variant of linears, of attention and of one over latents."""
+    """Names one variant of linears, and of each kind of attention that the model has."""
 
-    def __init__(self, linear: Variant, attention: Variant, latent: Variant) -> None:
-        self._table = {"linear": linear, "attention": attention, "latent_attention": latent}
+    def __init__(self, table: Mapping[str, Variant]) -> None:
+        self._table = table
 
     def __call__(self, op: str, dims: Mapping[str, int]) -> Variant:
         return self._table[op]
@@ -87,10 +88,12 @@ def _choices(device_kind: str, workload: ServingWorkload, model: Model) -> list[
     ]  # fmt: skip
     bits = workload.caches if model.latent is None else (16,)  # latents are never quantised
     caches = {CACHE_STORAGE[b] for b in bits}
-    attentions = [v for v in kernels_for("attention", device_kind) if v.storage in caches]
-    latents = kernels_for("latent_attention", device_kind)
-    each = (linears, attentions, latents)
-    return [_Choice(*(v[i % len(v)] for v in each)) for i in range(max(map(len, each)))]
+    asked = {attention_call(model, 1, queries, 2)[0] for queries in (1, 2)}
+    each = {"linear": linears}
+    for op in sorted(asked):
+        each[op] = [v for v in kernels_for(op, device_kind) if v.storage in caches]
+    most = max(map(len, each.values()))
+    return [_Choice({op: v[i % len(v)] for op, v in each.items()}) for i in range(most)]
 
 
 def _runs(item: Program, device_kind: str) -> bool:

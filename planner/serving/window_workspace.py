@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from foreplan.datasets.models.attention_window import Span, distinct_kinds, spans
 from foreplan.datasets.models.model import Model
+from foreplan.planner.serving.pricing import MicroBatches
+from foreplan.planner.serving.scored_workspace import scored_bytes
+from foreplan.planner.serving.spec import ServingWorkload
 
 
 def window_bytes(
@@ -29,19 +32,26 @@ def window_bytes(
     )
 
 
-def prompt_window_bytes(model: Model, batch: int, prompt: int, tokens: int) -> int:
-    """What windows add to a prompt's attention in layers of any kind; 0 where none slides.
+def heap_of_calls(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> int:
+    """What calls of a pass's attention add on a processor, masks of windows and scores, at most.
 
     Args:
         model: the model.
-        batch: prompts of a pass.
-        prompt: tokens of each.
-        tokens: of a prompt and its answer.
+        workload: lengths.
+        sizes: of the micro-batches.
     """
-    return max(
-        window_bytes(model, batch, prompt, prompt, of.window, lambda *_: 0)
-        for of in distinct_kinds(model, tokens)
-    )
+    prompt, tokens = workload.prompt_tokens, workload.prompt_tokens + workload.new_tokens
+
+    def most(batch: int, queries: int, keys: int) -> int:
+        def call(queries: int, keys: int) -> int:
+            return scored_bytes(model, "cpu", 4, batch, queries, keys)
+
+        return max(
+            window_bytes(model, batch, queries, keys, of.window, call)
+            for of in distinct_kinds(model, tokens)
+        )
+
+    return max(most(sizes.prefill, prompt, prompt), most(sizes.decode, 1, tokens))
 
 
 def _band_bytes(model: Model, batch: int, span: Span) -> int:

@@ -30,9 +30,10 @@ from foreplan.datasets.program import Variant
 from foreplan.planner.serving.expert_workspace import expert_bytes
 from foreplan.planner.serving.latent_workspace import heap_of_latents, latent_moments
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
+from foreplan.planner.serving.scored_workspace import scored_bytes
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
 from foreplan.planner.serving.stage_pass import StagePass
-from foreplan.planner.serving.window_workspace import prompt_window_bytes, window_bytes
+from foreplan.planner.serving.window_workspace import heap_of_calls, window_bytes
 
 IntArray = npt.NDArray[np.int64]
 
@@ -285,6 +286,7 @@ class StageWorkspace:
         casts = width * queries * 2 if width == 4 else 0
         # One query of a head is computed twice on a processor (`_attention`).
         made = 2 * queries * (2 if now.tokens == 1 else 1) + 4 * now.rows * model.heads + casts
+        made += scored_bytes(model, self._kind, width, now.batch, now.tokens, now.keys)
         if variant.storage == "int8":  # keys, values, and the codes on their way
             return max(3 * each, 2 * each + made)
         return made + (2 * each if width == 4 else 0)
@@ -371,8 +373,7 @@ def heap_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> 
         unpacked += len(model.expert_linears) * each * _PREPARED_BYTES
     if workload.cache_bits < 16:
         unpacked += _cache_bytes(model, workload, sizes)
-    total = workload.prompt_tokens + workload.new_tokens
-    unpacked += prompt_window_bytes(model, sizes.prefill, workload.prompt_tokens, total)
+    unpacked += heap_of_calls(model, workload, sizes)
     return rows * per_row + in_flight + logits + unpacked
 
 

@@ -10,6 +10,7 @@ positions of the cache, D = head_dim.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -187,6 +188,10 @@ class DecoderLayer:
         )
         self._activate = function("activation", fixed_variant(model, "activation"))
         self._mlp = self._load_mlp(model, index, weights, linears, device, reference=reference)
+        self._sinks: Tensor | None = None
+        if model.sinks:
+            self._sinks = keep(weights.tensor(index, "sinks.weight"), device, torch.float32)
+        self._cap = model.score_cap
         self._attend = tuple(self._attention_of(v) for v in attention)
         if (window := window_of(model, index)) is not None:
             self._attend = tuple(within_window(attend, window) for attend in self._attend)
@@ -210,6 +215,10 @@ class DecoderLayer:
 
     def _attention_of(self, variant: Variant) -> Callable[..., Tensor]:
         """What `attend` computes attention by, for a variant."""
+        if self._sinks is not None:
+            return functools.partial(function("sink_attention", variant), sinks=self._sinks)
+        if self._cap is not None:
+            return functools.partial(function("capped_attention", variant), cap=self._cap)
         return function("attention", variant)
 
     def _load_mlp(
@@ -298,7 +307,7 @@ class DecoderLayer:
         parts: Sequence[Linear | Norm | None] = (
             *norms, *self._projections, *self._mlp, *(self._head_norms or ()),
         )  # fmt: skip
-        return sum(part.bytes for part in parts if part is not None)
+        return nbytes(self._sinks) + sum(part.bytes for part in parts if part is not None)
 
 
 def normed(norm: Norm | None, x: Tensor) -> Tensor:

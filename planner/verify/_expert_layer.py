@@ -55,9 +55,12 @@ class ExpertLayer(DecoderLayer):
         if routing.corrected:
             correction = weights.tensor(index, "router.correction")
             self._correction = keep(correction, device, torch.float32)
+        self._router_bias: Tensor | None = None
+        if routing.biased:
+            self._router_bias = keep(weights.tensor(index, "router.bias"), device, dtype)
         self._choice = (
             experts.active, experts.normalise, self._correction, routing.groups,
-            routing.kept_groups,
+            routing.kept_groups, self._router_bias,
         )  # fmt: skip
         self._gate: Tensor | None = None
         if experts.shared_gate:
@@ -92,6 +95,10 @@ class ExpertLayer(DecoderLayer):
                 _below_one_another(views[0], stack)
                 for views, stack in zip((ups, downs), stacks, strict=True)
             ]
+        self._up_biases, self._down_biases = (
+            _stacked_biases(weights, index, name, experts.count, device, dtype)
+            for name in ("up", "down")
+        )
         return self._shared
 
     @property
@@ -104,12 +111,14 @@ class ExpertLayer(DecoderLayer):
         x = normed(self._norm2, x)
         chosen, share = self._route(x, self._router, *self._choice)
         out: Tensor
+        biases = self._up_biases, self._down_biases
         if grouped := self._grouped[now.phase]:
-            out = grouped(x, chosen, share, *self._all, self._activate)
+            out = grouped(x, chosen, share, *self._all, self._activate, *biases)
         else:
             out = self._experts(
-                x, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate
-            )
+                x, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate,
+                biases,
+            )  # fmt: skip
         if not self._shared:
             return out
         up, down = self._shared
@@ -127,8 +136,28 @@ class ExpertLayer(DecoderLayer):
             each.bytes if isinstance(each, Packed) else nbytes(each)
             for each in (*self._ups, *self._downs)
         ]
-        kept = sum(map(nbytes, (self._router, self._correction, self._gate)))
+        kept = sum(
+            map(
+                nbytes,
+                (self._router, self._correction, self._gate, self._router_bias, self._up_biases,
+                 self._down_biases),
+            )
+        )  # fmt: skip
         return super().bytes + kept + sum(held)
+
+
+def _stacked_biases(
+    weights: WeightSource, layer: int, name: str, count: int, device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor | None:  # fmt: skip
+    """Biases of one linear of every expert, ``[experts, n]``; ``None`` where a layer has none.
+
+    Of a layer that devices share only one of them has those that are added to a sum.
+    """
+    if f"expert.0.{name}.bias" not in weights.names(layer):
+        return None
+    each = [weights.tensor(layer, f"expert.{expert}.{name}.bias") for expert in range(count)]
+    return keep(torch.stack(each), device, dtype)
 
 
 def _stacked(

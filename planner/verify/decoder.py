@@ -10,7 +10,7 @@ micro-batches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -41,9 +41,8 @@ from foreplan.planner.verify._latent_layer import LatentExpertLayer, LatentLayer
 from foreplan.planner.verify.allocator import mapped_allocations
 from foreplan.planner.verify.rotation import rotation
 
-#: fp32 arithmetic on a plain cache, which is then kept in fp32 too, and on a quantised one.
-_REFERENCE_ATTENTION = Variant("bf16", "fp32", "torch.sdpa")
-_REFERENCE_OF_QUANTISED = Variant("int8", "fp32", "torch.dequant_sdpa")
+#: Storage of a quantised cache.
+_QUANTISED = "int8"
 #: Of one token that attends to latents, by the planned kernel.
 _REFERENCES = dict.fromkeys(
     [v.kernel for v in kernels_for("latent_attention", "cpu")],
@@ -198,15 +197,17 @@ class DecoderStage:
         for offset, layer in enumerate(kernels.layers):
             layer.check_layout(f"layer {self.start + offset}")
         attention = kernels.attention.both
-        self._quantised = attention[0].storage == _REFERENCE_OF_QUANTISED.storage
+        self._quantised = attention[0].storage == _QUANTISED
         if attention[0].storage != attention[1].storage:
             raise SpecError(
                 "stage kernels.attention", got=f"{attention[0]} and {attention[1]}",
                 expected="one storage, so that both phases share one cache",
             )  # fmt: skip
         if self.reference:
-            reference = _REFERENCE_OF_QUANTISED if self._quantised else _REFERENCE_ATTENTION
-            prefill, decode = (_REFERENCES.get(v.kernel, reference) for v in attention)
+            # fp32 arithmetic on a plain cache, then kept in fp32 too, or on a quantised one.
+            prefill, decode = (
+                _REFERENCES.get(v.kernel, replace(v, compute="fp32")) for v in attention
+            )
             attention = (prefill, decode)
         with mapped_allocations():
             # The largest matrices come first, while there is room for a second copy of them.
@@ -363,7 +364,9 @@ class DecoderStage:
         head = self._head
         logits = head.run[now.phase](self._final_norm(x), head.weight, head.bias)
         if self.keep_logits:
-            self.logits = logits
+            # A cap leaves the most likely token what it is: passes that only pick it need none.
+            cap = self.model.logit_cap
+            self.logits = logits if cap is None else (logits / cap).tanh() * cap
         return logits
 
     @property

@@ -48,6 +48,10 @@ def choose(op: str, dims: Mapping[str, int]) -> Variant:
         ("olmoe-1b-7b", 6.9, 1.3),
         # "16.4B parameters", 2.8B activated: Dai et al., DeepSeekMoE, arXiv:2401.06066, section 5.
         ("deepseek-moe-16b", 16.4, 2.8),
+        # "20.9B" and "116.8B" in all: OpenAI, gpt-oss-120b & gpt-oss-20b model card, table 1; its
+        # 3.6B and 5.1B active ones leave the embedding out, which is 0.58B.
+        ("gpt-oss-20b", 20.9, 4.2),
+        ("gpt-oss-120b", 116.8, 5.7),
     ],
 )
 def test_totals_are_those_published(name: str, total: float, active: float) -> None:

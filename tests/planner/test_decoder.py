@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from foreplan.datasets.models.decoder_programs import (
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import RandomWeights, WeightSource, open_weights
-from foreplan.datasets.operators import OPERATORS
+from foreplan.datasets.operators import ATTENTIONS, OPERATORS
 from foreplan.datasets.program import Program, Variant
 from foreplan.planner.verify import _decoder_layer, decoder
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
@@ -138,6 +139,16 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 32,
         "rope_scaling": {"rope_type": "linear", "factor": 3.0},
     },
+    # Caps within what scores and logits are, so that they bend both.
+    "gemma2": LLAMA
+    | {
+        "head_dim": 24,
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 10,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 60.0,
+        "pad_token_id": 0,
+    },
     "glm4": LLAMA | {"head_dim": 24, "pad_token_id": 0},
     "opt": OPT,
     "opt-untied": OPT | {"enable_bias": False, "tie_word_embeddings": False},
@@ -147,7 +158,7 @@ CASES: dict[str, dict[str, Any]] = {
 #: Cases of which every layer is another list of programs, or loaded another way.
 LISTED = (
     "llama", "qwen3", "gpt2", "opt-untied", "phi3-partial", "starcoder2", "smollm3", "glm", "gemma",
-    "olmo2", "glm4", "gemma3_text", "gpt_neox", "mistral",
+    "olmo2", "glm4", "gemma2", "gemma3_text", "gpt_neox", "mistral",
 )  # fmt: skip
 
 FP32 = PhaseKernels(*[Variant.parse("fp32/fp32/torch.linear")] * 2)
@@ -211,6 +222,7 @@ def chain(
     head: PhaseKernels = BF16,
     attention: PhaseKernels = SDPA,
 ) -> list[DecoderStage]:
+    attention = of_family(model, attention)
     stages = []
     for start, end in zip([0, *cuts], [*cuts, model.layers], strict=True):
         stage = DecoderStage(
@@ -228,6 +240,15 @@ def chain(
         stage.keep_logits = True
         stages.append(stage)
     return stages
+
+
+def of_family(model: Model, attention: PhaseKernels) -> PhaseKernels:
+    """The kernels of a model's kind of attention that are what these are of a plain one."""
+    if model.score_cap is None:
+        return attention
+    return PhaseKernels(
+        *(replace(v, kernel=v.kernel.replace("sdpa", "capped_bmm")) for v in attention.both)
+    )
 
 
 def greedy_stages(stages: list[DecoderStage], ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,11 +285,13 @@ def test_reference_equals_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 3])
+@pytest.mark.parametrize("case", ["gemma3_text", "gemma2"])
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 def test_blocks_of_a_window_compute_the_same(
-    block: int, attention: PhaseKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, model = build("gemma3_text", tmp_path)
+    case: str, block: int, attention: PhaseKernels, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    _, model = build(case, tmp_path)
     ids, weights = prompts(model.vocab), open_weights(model)
     logits = []
     for each in (attention_window.BLOCK, block):
@@ -280,7 +303,7 @@ def test_blocks_of_a_window_compute_the_same(
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4 * float(logits[0].std()))
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "qwen3", "opt"])
+@pytest.mark.parametrize("case", ["llama", "gpt2", "qwen3", "opt", "gemma2"])
 def test_planned_bf16_is_close_to_transformers(case: str, tmp_path: Path) -> None:
     module, model = build(case, tmp_path)
     ids = prompts(model.vocab)
@@ -381,7 +404,7 @@ class Recorder:
     def function(self, op: str, variant: Variant) -> Callable[..., Any]:
         run = registry.function(op, variant)
 
-        def noted(*args: Any) -> Any:
+        def noted(*args: Any, **own: Any) -> Any:
             first = args[0]
             if op == "norm":
                 sizes = [first.numel() // first.shape[-1], first.shape[-1]]
@@ -389,7 +412,7 @@ class Recorder:
                 sizes = [first.shape[:-2].numel(), *first.shape[-2:]]
             elif op == "cache_write":
                 sizes = list(args[2].shape)
-            elif op == "attention":
+            elif op in ATTENTIONS:
                 batch, tokens, heads, head_dim = first.shape
                 cache = getattr(args[1], "codes", args[1])
                 sizes = [batch, tokens, args[3], heads, cache.shape[1], head_dim]
@@ -398,7 +421,7 @@ class Recorder:
             else:
                 sizes = [first.numel() // first.shape[-1], first.shape[-1]]
             self.note(op, variant, *sizes)
-            return run(*args)
+            return run(*args, **own)
 
         return noted
 
@@ -429,7 +452,7 @@ def test_stage_runs_exactly_the_listed_programs(
 
     def expected(queries: int, keys: int, linear: Variant) -> Counter[Program]:
         def choose(op: str, dims: object) -> Variant:
-            return linear if op == "linear" else attention.prefill
+            return linear if op == "linear" else of_family(model, attention).prefill
 
         counts: Counter[Program] = Counter()
         for kind in layer_kinds(model, POSITIONS):
@@ -449,11 +472,15 @@ def test_stage_runs_exactly_the_listed_programs(
 @pytest.mark.parametrize("attention", [SDPA, SDPA8], ids=["plain", "quantised"])
 @pytest.mark.parametrize("storage", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize(
-    "name", ["tiny-llama-random", "opt-125m", "qwen3-0.6b", "smollm3-3b", "gemma-3-1b", "olmo-2-7b"]
-)
+    "name",
+    [
+        "tiny-llama-random", "opt-125m", "qwen3-0.6b", "smollm3-3b", "gemma-2-2b", "gemma-3-1b",
+        "olmo-2-7b",
+    ],
+)  # fmt: skip
 def test_bytes_held_are_the_bytes_planned(name: str, storage: str, attention: PhaseKernels) -> None:
     small = {"layers": 5, "vocab": 128, "max_positions": 64}
-    if name in ("smollm3-3b", "gemma-3-1b", "olmo-2-7b"):  # whose layers are wide
+    if name in ("smollm3-3b", "gemma-2-2b", "gemma-3-1b", "olmo-2-7b"):  # whose layers are wide
         small |= {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 256}
     model = load_model(name).model_copy(update=small)
     kernels = PHASE_PAIRS[storage]

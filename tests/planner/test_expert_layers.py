@@ -18,11 +18,13 @@ from torch.nn import functional as F
 from foreplan.datasets.kernels import registry
 from foreplan.datasets.kernels.registry import expert_mlps, kernels_for, linear_kernel
 from foreplan.datasets.kernels.runnable import Inputs
+from foreplan.datasets.models.attention_window import layer_kinds
 from foreplan.datasets.models.decoder_memory import stage_bytes
 from foreplan.datasets.models.decoder_programs import layer_programs
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import RandomWeights, WeightSource, open_weights
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.planner.verify import _decoder_layer, _expert_layer
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
@@ -70,6 +72,23 @@ CASES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-3,
         "v_head_dim": 20,
     },
+    "gpt_oss": SMALL
+    | {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 64,
+        "head_dim": 24,
+        "sliding_window": 5,
+        "rope_parameters": YARN | {"mscale": None, "truncate": False},
+    },
+    "gpt_oss-whole": SMALL
+    | {
+        "num_local_experts": 4,
+        "intermediate_size": 64,
+        "num_experts_per_tok": 4,
+        "attention_bias": False,
+        "layer_types": ["full_attention"] * 3,
+    },
     "glm4_moe-groups": SMALL | ROUTED | {"n_group": 4, "topk_group": 2, "norm_topk_prob": False},
 }
 FP32, BF16 = (
@@ -81,6 +100,7 @@ INT8 = PhaseKernels(
 )
 INT4 = PhaseKernels(*[Variant.parse("int4/bf16/torch.dequant_linear")] * 2)
 SDPA = PhaseKernels(*[Variant.parse("bf16/bf16/torch.sdpa")] * 2)
+SINKS = PhaseKernels(*[Variant.parse("bf16/bf16/torch.sink_sdpa")] * 2)
 LATENTS = PhaseKernels(SDPA.prefill, Variant.parse("bf16/bf16/torch.latent_bmm"))
 
 
@@ -91,7 +111,7 @@ def build(case: str, folder: Path) -> tuple[Any, Model]:
     module = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
+            parameter.normal_(1.0 if "norm" in name else 0.0, 1.0 if "sinks" in name else 0.15)
         for name, buffer in module.named_buffers():
             if "correction" in name:
                 buffer.normal_(0.0, 0.3)
@@ -104,6 +124,8 @@ def stages(
     *, reference: bool = False,
 ) -> list[DecoderStage]:  # fmt: skip
     made, attention = [], SDPA if model.latent is None else LATENTS
+    if model.sinks:
+        attention = SINKS
     for start, end in zip([0, *cuts], [*cuts, model.layers], strict=True):
         stage = DecoderStage(
             model, start, end, prefill_batches=(BATCH,), decode_batches=(1, BATCH - 1),
@@ -257,24 +279,27 @@ class Recorder:
     def function(self, op: str, variant: Variant) -> Callable[..., Any]:
         run = registry.function(op, variant)
 
-        def noted(*args: Any) -> Any:
-            rows, cols = args[0].shape
-            if op == "router":
+        def noted(*args: Any, **own: Any) -> Any:
+            rows, cols = args[0].shape[0], args[0].shape[-1]
+            if op in ATTENTIONS:
+                sizes = (*args[0].shape[:2], args[3], args[0].shape[2], args[1].shape[1], cols)
+                found = Program(op, tuple(sizes), variant)
+            elif op == "router":
                 found = program(op, variant, rows=rows, experts=len(args[1]), active=args[2],
                                 hidden=cols)  # fmt: skip
             else:
                 found = program(op, variant, rows=rows, cols=cols)
             if not self.within:
                 self.calls[found] += 1
-            return run(*args)
+            return run(*args, **own)
 
-        return noted if op in ("router", "shared_gate", "activation") else run
+        return noted if op in (*ATTENTIONS, "router", "shared_gate", "activation") else run
 
     def expert_mlps(self) -> Callable[..., Any]:
         run = registry.expert_mlps()
 
         def noted(*args: Any) -> Any:
-            x, chosen, _, ups, _, linear, _ = args
+            x, chosen, _, ups, _, linear, _, _ = args
             self.calls[program(
                 "experts", self.variants[linear], rows=len(x), experts=len(ups),
                 active=chosen.shape[1], ffn=ups[0].n // 2, hidden=x.shape[1],
@@ -311,28 +336,29 @@ def test_a_stage_runs_the_listed_programs(
         monkeypatch.setattr(module, "linear_kernel", recorder.linear_kernel)
     monkeypatch.setattr(_expert_layer, "expert_mlps", recorder.expert_mlps)
     (stage, _) = stages(model, open_weights(model), [INT8] * 3, [2])
-    noted = {"linear", "router", "experts", "shared_gate", "activation"}
+    noted = {"linear", "router", "experts", "shared_gate", "activation", *ATTENTIONS}
+    attention = SINKS if model.sinks else SDPA
 
-    def expected(batch: int, queries: int, linear: Variant) -> Counter[Program]:
+    def expected(batch: int, queries: int, keys: int, linear: Variant) -> Counter[Program]:
         counts: Counter[Program] = Counter()
-        for layer_class in model.layer_classes[:2]:
+        for kind in layer_kinds(model, PROMPT + STEPS)[:2]:
             for made, count in layer_programs(
-                model, batch, queries, PROMPT,
-                lambda op, _: linear if op == "linear" else SDPA.decode, layer_class,
+                model, batch, queries, keys,
+                lambda op, _: linear if op == "linear" else attention.decode, *kind,
             ):  # fmt: skip
                 counts[made] += count if made.op in noted else 0
         return +counts
 
     stage.prefill(0, words()[:, :PROMPT])
-    assert recorder.calls == expected(BATCH, PROMPT, INT8.prefill)
+    assert recorder.calls == expected(BATCH, PROMPT, PROMPT, INT8.prefill)
     recorder.calls.clear()
     stage.decode(1, 1, words()[1:, 0])
-    assert recorder.calls == expected(BATCH - 1, 1, INT8.decode)
+    assert recorder.calls == expected(BATCH - 1, 1, PROMPT + 1, INT8.decode)
 
 
 @pytest.mark.parametrize("variants", [BF16, INT8, INT4])
 @pytest.mark.parametrize(
-    "name", ["qwen1.5-moe-a2.7b", "deepseek-moe-16b", "olmoe-1b-7b", "glm-4.5-air"]
+    "name", ["qwen1.5-moe-a2.7b", "deepseek-moe-16b", "olmoe-1b-7b", "glm-4.5-air", "gpt-oss-20b"]
 )
 def test_bytes_held_are_the_bytes_planned(name: str, variants: PhaseKernels) -> None:
     whole = load_model(name)

@@ -33,9 +33,11 @@ FAMILIES = {
                   "shared_expert_intermediate_size": 64},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 64, "head_dim": 16},
     "olmoe": {"num_experts": 4},
+    "gpt_oss": {"num_local_experts": 4, "head_dim": 16},
 }  # fmt: skip
 PLAIN = Variant("bf16", "bf16", "torch.linear")
 ATTENTION = Variant("bf16", "bf16", "torch.sdpa")
+SINKS = Variant("bf16", "bf16", "torch.sink_sdpa")
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +92,7 @@ def test_it_computes_what_the_runtime_does(
     decoder.set_bits((bits,) * model.layers)
     storage = {16: "bf16", 8: "int8", 4: "int4"}[bits]
     linear = next(v for v in kernels_for("linear", "cpu") if v.storage == storage)
+    attention = SINKS if model.sinks else ATTENTION
     batch, length = ids.shape
     stage = DecoderStage(
         model, 0, model.layers, prefill_batches=(batch,), decode_batches=(batch,), prompt=length,
@@ -99,7 +102,7 @@ def test_it_computes_what_the_runtime_does(
         open_weights(model),
         StageKernels(
             (PhaseKernels(linear, linear),) * model.layers,
-            PhaseKernels(ATTENTION, ATTENTION), PhaseKernels(PLAIN, PLAIN),
+            PhaseKernels(attention, attention), PhaseKernels(PLAIN, PLAIN),
         ),
     )  # fmt: skip
     stage.keep_logits = stage.every_position = True

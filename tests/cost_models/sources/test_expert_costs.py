@@ -17,6 +17,7 @@ from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.dtypes import weight_bytes
 from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.kernels.registry import kernels_for
 from foreplan.datasets.program import Program, Variant, program
 
 KERNELS = ("bf16/bf16/torch.linear", "int8/bf16/torch.dequant_linear",
@@ -164,3 +165,39 @@ def test_unpacked_weights_are_those_of_touched_experts() -> None:
         rate_terms([experts(rows, KERNELS[1], **QWEN3)], device)[0, 3] for rows in (1, 10_000)
     )
     assert all_of_them == pytest.approx(16 * few)
+
+
+# Attention with sinks and capped scores -----------------------------------------------------------
+
+HEADS = {"batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 64}
+
+
+@pytest.mark.parametrize("variant", kernels_for("sink_attention", "cpu"), ids=str)
+def test_attention_with_sinks_is_plain_and_scaled(variant: Variant) -> None:
+    whole = program("sink_attention", variant, queries=128, keys=128, **HEADS)
+    parts = expert_parts(whole)
+    assert parts is not None
+    (plain, one), (scaled, other) = parts
+    assert (plain.op, plain.sizes, one, other) == ("attention", whole.sizes, 1.0, 1.0)
+    assert plain.variant in kernels_for("attention", "cpu")
+    assert plain.variant.storage == variant.storage
+    assert scaled.dims["rows"] * scaled.dims["cols"] == 2 * 128 * 16 * 64
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1000), (128, 128), (64, 192)])
+def test_parts_of_capped_attention_do_its_work(queries: int, keys: int) -> None:
+    for variant in kernels_for("capped_attention", "cpu"):
+        whole = program("capped_attention", variant, queries=queries, keys=keys, **HEADS)
+        parts = expert_parts(whole)
+        assert parts is not None
+        products = sum(p.flops * n for p, n in parts if p.op == "matmul")
+        assert products == pytest.approx(whole.flops, rel=0.01)
+        casts = variant.storage != variant.compute
+        assert len(parts) == (5 if casts else 4)
+        if variant.compute == "bf16":
+            found = PREDICTED.estimate(whole, "h200")
+            assert found is not None
+            plain = program("attention", Variant.parse("bf16/bf16/torch.sdpa"), **whole.dims)
+            fused = PREDICTED.estimate(plain, "h200")
+            assert fused is not None
+            assert found.mean_s > fused.mean_s

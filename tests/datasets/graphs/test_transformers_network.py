@@ -47,6 +47,8 @@ WHISPER = {
 GEMMA = TEXT | {
     "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 128, "sliding_window": 16, "torch_dtype": "bfloat16",
+    "max_position_embeddings": 64,
+    "use_bidirectional_attention": True,  # which plans do not model
 }  # fmt: skip
 DEEPSEEK = TEXT | {
     "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"],

@@ -16,6 +16,7 @@ from foreplan.datasets.models.decoder_programs import (
 )
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model_zoo import zoo_names
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 
@@ -24,7 +25,7 @@ SDPA = Variant.parse("bf16/bf16/torch.sdpa")
 
 
 def choose(op: str, dims: Mapping[str, int]) -> Variant:
-    assert op in ("linear", "attention")
+    assert op in ("linear", *ATTENTIONS)
     return INT4 if op == "linear" else SDPA
 
 

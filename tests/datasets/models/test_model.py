@@ -79,6 +79,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": SMALL | LATENT | {"q_lora_rank": None, "num_experts_per_tok": 3},
     "deepseek_v2-ranked": SMALL | LATENT | {"attention_bias": True, "num_experts_per_tok": 3},
     "deepseek_v3": SMALL | LATENT | {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
+    "gpt_oss": SMALL | {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 12},
+    "gpt_oss-unbiased": SMALL
+    | {"num_local_experts": 3, "num_experts_per_tok": 1, "attention_bias": False},
+    "gemma2": SMALL | {"head_dim": 12},
     "phi3": SMALL | {"pad_token_id": 0},
     "starcoder2": SMALL,
     "starcoder2-unbiased": SMALL | {"use_bias": False, "tie_word_embeddings": False},
@@ -170,7 +174,9 @@ def test_reading_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "opt", "qwen3", "mixtral", "qwen2_moe", "phi3"])
+@pytest.mark.parametrize(
+    "case", ["llama", "gpt2", "opt", "qwen3", "mixtral", "qwen2_moe", "phi3", "gpt_oss", "gemma2"]
+)
 @pytest.mark.parametrize("shards", [False, True])
 def test_checkpoint_bytes_are_exact(case: str, shards: bool, tmp_path: Path) -> None:
     family = case.split("-")[0]
@@ -235,7 +241,10 @@ def test_a_cut_off_or_foreign_file_is_one_line(tmp_path: Path) -> None:
         ({"vocab_size": None}, "vocab_size"),
         ({"head_dim": 7}, "head_dim = 7 is odd"),
         ({"hidden_act": "xielu"}, "hidden_act: got 'xielu', expected one of silu"),
-        ({"hidden_act": "relu"}, "activation: got 'relu', expected silu or gelu_tanh"),
+        (
+            {"hidden_act": "relu"},
+            "activation: got 'relu', expected silu, gelu_tanh or clamped",
+        ),
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "default, linear, yarn or llama3"),
         (
             {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}},
@@ -440,6 +449,52 @@ def test_gemma_3_has_two_bases(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecError, match=match):
             load_model(write_config(tmp_path / "m", **fields | wrong))
+
+
+def test_gpt_oss_is_read_with_its_defaults(tmp_path: Path) -> None:
+    fields: dict[str, Any] = SMALL | {
+        "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
+        "max_position_embeddings": 131072,
+    }  # fmt: skip
+    model = load_model(write_config(tmp_path, **fields))
+    published = load_model("gpt-oss-20b")
+    alike = ("rope_theta", "rope_scaling", "sliding_window", "sinks", "activation", "head_dim")
+    assert all(getattr(model, name) == getattr(published, name) for name in alike)
+    assert model.window_layers == (0, 2)
+    assert (model.qkv_bias, model.out_bias, model.mlp_bias) == (True, True, True)
+    assert model.experts is not None
+    assert model.experts.routing.biased
+    assert model.experts.normalise
+    everywhere = load_model(write_config(tmp_path, **fields, sliding_window=None))
+    assert (everywhere.sliding_window, everywhere.window_layers) == (None, ())
+    for wrong, match in (
+        ({"swiglu_limit": 6.0}, r"swiglu_limit: got 6\.0"),
+        ({"swiglu_alpha": 1.0}, r"swiglu_alpha: got 1\.0"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu'"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types: got"),
+    ):
+        with pytest.raises(SpecError, match=match):
+            load_model(write_config(tmp_path, **fields | wrong))
+
+
+def test_gemma_2_is_read_with_its_caps(tmp_path: Path) -> None:
+    fields: dict[str, Any] = SMALL | {"model_type": "gemma2", "head_dim": 8}
+    model = load_model(write_config(tmp_path, **fields))
+    published = load_model("gemma-2-2b")
+    alike = ("score_cap", "logit_cap", "sliding_window", "activation", "norms", "norm_eps", "tied")
+    assert all(getattr(model, name) == getattr(published, name) for name in alike)
+    assert model.scalars.attention == published.scalars.attention
+    assert model.window_layers == (0, 2)
+    other = {"attn_logit_softcapping": None, "final_logit_softcapping": 7, "sliding_window": 3}
+    changed = load_model(write_config(tmp_path, **fields | other))
+    assert (changed.score_cap, changed.logit_cap, changed.sliding_window) == (None, 7.0, 3)
+    for wrong, match in (
+        ({"attn_logit_softcapping": -1.0}, r"attn_logit_softcapping: got -1\.0"),
+        ({"final_logit_softcapping": "no"}, "final_logit_softcapping: got 'no'"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: got True"),
+    ):
+        with pytest.raises(SpecError, match=match):
+            load_model(write_config(tmp_path, **fields | wrong))
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:

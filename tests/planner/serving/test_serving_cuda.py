@@ -52,7 +52,10 @@ def alone() -> Iterator[None]:
 def decided(
     model: Model, bits: tuple[int, ...], workload: ServingWorkload, peers: tuple[int, ...] = ()
 ) -> ServingDecision:
-    attention = {16: "bf16/bf16/torch.sdpa", 8: "int8/bf16/torch.dequant_sdpa"}[workload.kv_bits]
+    prefix = {16: "bf16/bf16/torch.", 8: "int8/bf16/torch.dequant_"}[workload.kv_bits]
+    attention = prefix + (
+        "sink_sdpa" if model.sinks else "capped_bmm" if model.score_cap else "sdpa"
+    )
     table = {f"{phase}/linear/{b}": LINEARS[b] for phase in ("prefill", "decode") for b in bits}
     for phase in ("prefill", "decode"):
         table |= {f"{phase}/attention": attention, f"{phase}/head": LINEARS[16]}
@@ -68,10 +71,15 @@ def decided(
 
 @pytest.mark.parametrize("kv_bits", [16, 8])
 @pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(
+    "scores",
+    [{}, {"sinks": True}, {"score_cap": 50.0}, {"sinks": True, "sliding_window": 50}],
+    ids=str,
+)
 def test_a_stage_is_loaded_and_runs_within_what_it_was_planned_to_hold(
-    bits: int, kv_bits: Literal[16, 8]
+    scores: dict[str, object], bits: int, kv_bits: Literal[16, 8]
 ) -> None:
-    model = load_model("llama-3.2-1b").model_copy(update={"layers": 4})
+    model = load_model("llama-3.2-1b").model_copy(update={"layers": 4, **scores})
     workload = ServingWorkload(batch=4, prompt_tokens=128, new_tokens=4, kv_bits=kv_bits)
     storage = {16: "bf16", 8: "int8", 4: "int4"}
     held = stage_bytes(
@@ -108,12 +116,25 @@ def mixture() -> Model:
     )
 
 
+def narrow_of(kind: str) -> Model:
+    """A model whose layers are of a kind; prompts of 6 tokens are beyond its window, if any."""
+    window = {"sliding_window": 4, "window_layers": (1,)}
+    if kind == "experts":
+        return mixture()
+    if kind == "sinks":
+        model = narrow("gpt-oss-20b", **window)
+        assert model.experts is not None
+        few = model.experts.model_copy(update={"count": 4, "active": 2, "ffn": 128})
+        return model.model_copy(update={"experts": few})
+    return narrow("gemma-2-2b", **window) if kind == "capped" else narrow("llama-3-8b")
+
+
 @pytest.mark.parametrize("bits", [16, 8, 4])
-@pytest.mark.parametrize("kind", ["dense", "experts"])
+@pytest.mark.parametrize("kind", ["dense", "experts", "sinks", "capped"])
 @pytest.mark.parametrize("degree", [1, 2])
 def test_a_gpu_computes_what_the_processor_does(kind: str, degree: int, bits: int) -> None:
     """The same quantised weights in fp32, in one process; shards are summed as a library would."""
-    model = mixture() if kind == "experts" else narrow("llama-3-8b")
+    model = narrow_of(kind)
     workload = ServingWorkload(batch=2, prompt_tokens=6, new_tokens=3)
     cluster = validate(Cluster, {"devices": [{"name": "cuda:0"}, {"name": "cuda:1"}]}, "cluster")
     decision = decided(model, (bits,) * 2, workload, tuple(range(1, degree)))

@@ -12,7 +12,7 @@ from foreplan.datasets.kernels.registry import kernels_for
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.rotary import Rotary
-from foreplan.datasets.models.weights import RandomWeights
+from foreplan.datasets.models.weights import RandomWeights, bell_shaped
 from foreplan.datasets.program import Variant
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 from foreplan.planner.verify.shard_stage import ShardStage
@@ -20,6 +20,8 @@ from foreplan.planner.verify.shard_weights import ShardWeights
 
 PLAIN = Variant("bf16", "bf16", "torch.linear")
 ATTENTION = Variant("bf16", "bf16", "torch.sdpa")
+SINKS = Variant("bf16", "bf16", "torch.sink_sdpa")
+CAPPED = Variant("bf16", "bf16", "torch.capped_bmm")
 PROMPT, NEW = 6, 3
 
 
@@ -45,13 +47,41 @@ MODELS = {
             update={"count": 4, "ffn": 32}
         )}
     ),
+    "sinks and biases of experts": small(
+        "gpt-oss-20b", heads=8, kv_heads=2, sliding_window=3, window_layers=(1,)
+    ).model_copy(
+        update={"experts": load_model("gpt-oss-20b").experts.model_copy(
+            update={"count": 4, "active": 2, "ffn": 32}
+        )}
+    ),
+    "capped scores": small(
+        "gemma-2-2b", heads=8, kv_heads=2, score_cap=1.5, logit_cap=0.5, sliding_window=3,
+        window_layers=(1,),
+    ),
 }  # fmt: skip
 
 
-def kernels(variant: Variant, layers: int) -> StageKernels:
+class Unequal(RandomWeights):
+    """With scores of sinks, and biases, that differ: random weights have them all alike."""
+
+    def slices(self, part, name, rows):
+        """As of `RandomWeights`."""
+        at = 0
+        for piece in super().slices(part, name, rows):
+            alike = piece.dim() == 1 and "norm" not in name
+            key = f"unequal {part}/{name}"
+            yield (
+                piece + 20 * bell_shaped(key, piece.shape, piece.dtype, first=at)
+                if alike
+                else piece
+            )
+            at += len(piece)
+
+
+def kernels(variant: Variant, layers: int, attention: Variant = ATTENTION) -> StageKernels:
     both = PhaseKernels(variant, variant)
     return StageKernels(
-        (both,) * layers, PhaseKernels(ATTENTION, ATTENTION), PhaseKernels(PLAIN, PLAIN)
+        (both,) * layers, PhaseKernels(attention, attention), PhaseKernels(PLAIN, PLAIN)
     )
 
 
@@ -82,7 +112,8 @@ def test_shards_compute_the_logits_and_tokens_of_one_device(name, degree):
         for lane in range(degree)
     ]
     for stage in (one, *shards):
-        stage.load(RandomWeights(model, seed=3), kernels(PLAIN, model.layers))
+        attention = SINKS if model.sinks else CAPPED if model.score_cap else ATTENTION
+        stage.load(Unequal(model, seed=3), kernels(PLAIN, model.layers, attention))
         stage.keep_logits = True
     ids = torch.randint(model.vocab, (2, PROMPT), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

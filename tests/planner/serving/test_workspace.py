@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from foreplan.cost_models.tensor_parallel import shard_model
-from foreplan.datasets.kernels import _fragment_linear, _grouped_experts, _grouped_linear
+from foreplan.datasets.kernels import (
+    _fragment_linear,
+    _grouped_experts,
+    _grouped_linear,
+    _scored_attention,
+)
 from foreplan.datasets.kernels import registry as kernels
 from foreplan.datasets.models import attention_window
 from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
@@ -27,7 +33,7 @@ from foreplan.datasets.models.weights import open_weights
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import ServingWorkload
-from foreplan.planner.serving.workspace import StageWorkspace
+from foreplan.planner.serving.workspace import StageWorkspace, heap_bytes
 from foreplan.planner.verify import _decoder_layer, _expert_layer
 from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
 from foreplan.planner.verify.shard_stage import ShardStage
@@ -173,6 +179,17 @@ SHAPES = {
     "norms on both sides": narrow(family="glm4", norms="both", ffn=128),
     "one norm of all heads": narrow(qk_norm=True, qk_norm_whole=True, heads=16, ffn=128),
 }
+#: Attention with sinks or capped scores, with a window of fewer tokens than the prompt and without.
+SCORED = {
+    "sinks": narrow(sinks=True, heads=16, head_dim=64, ffn=64),
+    "sinks in a window": narrow(
+        sinks=True, heads=16, head_dim=64, ffn=64, sliding_window=10, window_layers=(1, 2)
+    ),
+    "caps": narrow(score_cap=50.0, heads=16, head_dim=64, ffn=64),
+    "caps in a window": narrow(
+        score_cap=50.0, heads=16, head_dim=64, ffn=64, sliding_window=10, window_layers=(1, 2)
+    ),
+}
 LATENTS = {
     "whole queries": narrow_latents(),
     "ranked": narrow_latents(query_rank=128),
@@ -194,6 +211,10 @@ def held_and_planned(
         {"batch": 4, "prompt_tokens": PROMPT, "new_tokens": 2, "bits": (bits,), "kv_bits": kv_bits}
     )
     chosen = table(bits, kernel, kv_bits)
+    family = "sink_sdpa" if model.sinks else "sdpa" if model.score_cap is None else "capped_bmm"
+    for key in [key for key in chosen if key.endswith("/attention")]:
+        kernel_name = chosen[key].kernel.replace("sdpa", family)
+        chosen[key] = replace(chosen[key], kernel=kernel_name)
     if model.latent is not None:
         chosen[f"{DECODE}/attention"] = Variant.parse("bf16/bf16/torch.latent_bmm")
     start, end = span
@@ -268,6 +289,21 @@ def test_a_window_holds_no_more_than_is_planned(
 
 @pytest.mark.usefixtures("gpu_code")
 @pytest.mark.parametrize("phase", [PREFILL, DECODE])
+@pytest.mark.parametrize(("kernel", "bits", "kv_bits"), CASES)
+@pytest.mark.parametrize("shape", SCORED)
+def test_scores_hold_no_more_than_is_planned(
+    shape: str, kernel: str, bits: int, kv_bits: int, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_window, "BLOCK", 16)
+    # What a GPU's fused kernels take, and blocks as it computes them.
+    monkeypatch.setattr(_scored_attention, "_fused", lambda query, *, masked: not masked)
+    monkeypatch.setattr(_scored_attention, "SCORED_ROWS", {"cpu": 512})
+    most, planned = held_and_planned(SCORED[shape], bits, kernel, kv_bits, (1, 3), phase)
+    assert most <= planned <= 1.5 * most
+
+
+@pytest.mark.usefixtures("gpu_code")
+@pytest.mark.parametrize("phase", [PREFILL, DECODE])
 @pytest.mark.parametrize("span", [(0, 2), (1, 3)])
 @pytest.mark.parametrize(("kernel", "bits", "kv_bits"), CASES)
 def test_a_shard_holds_what_is_planned(
@@ -325,6 +361,20 @@ def test_latents_hold_no_more_than_is_planned(
     model = LATENTS[shape]
     most, planned = held_and_planned(model, bits, kernel, 16, (1, 3), phase)
     assert most <= planned <= 1.5 * most
+
+
+@pytest.mark.parametrize(("prompt", "block"), [(512, 128), (40, 40)])
+def test_a_processor_counts_a_block_of_scores(prompt: int, block: int) -> None:
+    w = ServingWorkload(batch=4, prompt_tokens=prompt, new_tokens=2)
+    plain, sinks, capped = (
+        heap_bytes(narrow(**changes), w, MicroBatches(4, 4))
+        for changes in ({}, {"sinks": True}, {"score_cap": 50.0})
+    )
+    rows, masks = 4 * 8, 3 * block * prompt
+    # fp32 scores, their copy, shares and what values are multiplied by; queries and results.
+    assert capped - plain == rows * block * (prompt * 4 * 4 + 2 * 4 * 32) + masks
+    # Scaled results, and of each query its sum less the sink and the share that this leaves.
+    assert sinks - plain == rows * prompt * (4 * 33 + 8)
 
 
 # As a bound -----------------------------------------------------------------------------------
