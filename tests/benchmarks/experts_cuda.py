@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import time
 from collections.abc import Callable
 from unittest.mock import patch
@@ -51,12 +52,14 @@ def wall_s(call: Callable[[], object]) -> float:
 
 
 @torch.inference_mode()
-def times_of(work: Program, device: str) -> tuple[float, float]:
-    """Seconds of a call: all experts at once, and one by one."""
+def times_of(work: Program, device: str, *, alone: bool) -> tuple[float, float]:
+    """Seconds of a call: all experts at once, and one by one (not a number where left out)."""
     made = Inputs(device).runnable(work)
     assert made.turns is not None
     at_once = call_seconds([made.call] * made.turns, most_s=0.3)
     del made
+    if alone:
+        return at_once, math.nan
     with patch.object(runnable, "grouped_experts", lambda *_: None):
         one_by_one = Inputs(device).runnable(work)
     for _ in range(3):
@@ -69,15 +72,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("device")
     parser.add_argument("--zoo", help="device that is predicted")
+    parser.add_argument("--at-once-alone", action="store_true", help="leave the host's calls out")
     chosen = parser.parse_args()
     predictor = PredictedSource()
     print("layer kernel rows at_once_us one_by_one_us predicted_us at_once/predicted")
     for (name, dims), kernel in itertools.product(LAYERS.items(), KERNELS):
         for rows in ROWS:
             work = program("experts", Variant.parse(kernel), rows=rows, **dims)
-            at_once, one_by_one = times_of(work, chosen.device)
+            at_once, one_by_one = times_of(work, chosen.device, alone=chosen.at_once_alone)
             found = predictor.estimate(work, chosen.zoo) if chosen.zoo else None
-            priced = float("nan") if found is None else found.mean_s
+            priced = math.nan if found is None else found.mean_s
             print(
                 name, kernel, rows, f"{1e6 * at_once:.1f} {1e6 * one_by_one:.1f}",
                 f"{1e6 * priced:.1f} {at_once / priced:.2f}", flush=True,
