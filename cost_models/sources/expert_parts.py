@@ -29,9 +29,11 @@ _ACTIVATION = Variant("bf16", "bf16", "torch.silu_mul")
 #: `torch._grouped_mm` over one product of one weight, and seconds besides (``fitted``: nine shapes
 #: and four numbers of rows on an H200, mostly within 12 %, docs/results/kernels.md).
 _GROUPED, _GROUPED_S = 1.4, 6e-6
-#: This project's own grouped kernel of bf16 takes as long as a product, up to the first number of
-#: rows an expert; at the second, its last, so much longer (``fitted``, likewise).
-_OWN_ROWS, _OWN_SLOWER = (8, 32), 0.3
+#: This project's own grouped kernels take as long as a product, up to the first number of rows an
+#: expert; from the second on so much longer: in bf16, where it is their last, and in 4 bits, which
+#: they unpack for each block of rows (``fitted``, likewise).
+_OWN_ROWS, _OWN_SLOWER = (20, 32), 0.3
+_INT4_ROWS, _INT4_SLOWER = (6, 12), 0.25
 #: Fused kernels of many rows, all experts unpacked first (``fitted``, likewise).
 _UNPACKED_ONCE = 1.3
 
@@ -94,13 +96,22 @@ def on_a_gpu(item: Program, part: Program, estimate: Estimate) -> Estimate:
     """
     if part.op != "linear" or item.op not in ("experts", "grouped"):
         return estimate
-    rows = part.dims["rows"]
-    if part.variant.kernel.endswith("fragment_linear"):
-        return estimate.times(_UNPACKED_ONCE) if rows > FEW_ROWS else estimate
+    rows, v = part.dims["rows"], part.variant
+    if v.kernel.endswith("fragment_linear"):
+        if rows > FEW_ROWS:
+            return estimate.times(_UNPACKED_ONCE)
+        return estimate.times(
+            1.0 + _INT4_SLOWER * _between_rows(rows, _INT4_ROWS) * (v.storage == "int4")
+        )
     if item.op == "experts" and rows <= _OWN_ROWS[1]:
-        few, many = _OWN_ROWS
-        return estimate.times(1.0 + _OWN_SLOWER * max(0, rows - few) / (many - few))
+        return estimate.times(1.0 + _OWN_SLOWER * _between_rows(rows, _OWN_ROWS))
     return Estimate.total([estimate.times(_GROUPED), Estimate.exact(_GROUPED_S, estimate.source)])
+
+
+def _between_rows(rows: int, ends: tuple[int, int]) -> float:
+    """0 up to the first number of rows, 1 from the second on."""
+    few, many = ends
+    return min(1.0, max(0.0, (rows - few) / (many - few)))
 
 
 def _latent_attention(item: Program) -> Shares | None:

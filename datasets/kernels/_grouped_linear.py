@@ -56,8 +56,7 @@ def _few_rows(
     x: Tensor, packed: Packed, ends: Tensor, bias: Tensor | None, bits: int, n: int
 ) -> Tensor:
     rows, experts = x.shape[0], ends.shape[0]
-    each = -(-rows // min(rows, experts))
-    row_tiles = 1 if each <= 8 else 2 if each <= 16 else 4
+    row_tiles = _row_tiles(bits, -(-rows // min(rows, experts)))
     tiles, warps, depth = _shape(bits, row_tiles, min(rows, experts), n, packed.k)
     kernel, _ = compiled(bits, row_tiles, tiles, warps, depth, grouped=True)
     none, scale = nothing(x.device), packed.tensors.get("scale")
@@ -70,6 +69,16 @@ def _few_rows(
     ]  # fmt: skip
     kernel(grid=(-(-n // (16 * tiles)), blocks, 1), block=(32 * warps, 1, 1), args=args)
     return out
+
+
+def _row_tiles(bits: int, each: int) -> int:
+    """Tiles of 8 rows a block, for so many rows an expert on average, of which some have more.
+
+    The fastest of three at seven shapes and six numbers of rows, or nearly (docs/results/kernels.md).
+    """
+    if bits == 4:
+        return 1 if each <= 7 else 2
+    return 1 if each <= 5 else 2 if each <= 12 else 4
 
 
 def _shape(bits: int, row_tiles: int, experts: int, n: int, k: int) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foreplan.datasets.experts import Experts
 from foreplan.datasets.kernels.registry import (
     LinearKernel,
     Packed,
@@ -74,6 +75,14 @@ class ExpertLayer(DecoderLayer):
                 Linear(weights, index, name, linears, device, reference=reference)
                 for name in ("shared_up", "shared_down")
             )
+        self._load_experts(experts, index, weights, linears, device, reference=reference)
+        return self._shared
+
+    def _load_experts(
+        self, experts: Experts, index: int, weights: WeightSource,
+        linears: tuple[Variant, Variant], device: torch.device, *, reference: bool,
+    ) -> None:  # fmt: skip
+        """Load the routed experts, one by one and, where a GPU runs them so, as one."""
         kernels = [linear_kernel(variant, device.type) for variant in linears]
         planned: Any = (kernel.run for kernel in kernels)  # they take what the lists below hold
         self._run: tuple[RunLinear, ...] = (reference_run,) * 2 if reference else (*planned,)
@@ -95,11 +104,11 @@ class ExpertLayer(DecoderLayer):
                 _below_one_another(views[0], stack)
                 for views, stack in zip((ups, downs), stacks, strict=True)
             ]
+        dtype = torch.float32 if reference else torch.bfloat16
         self._up_biases, self._down_biases = (
             _stacked_biases(weights, index, name, experts.count, device, dtype)
             for name in ("up", "down")
         )
-        return self._shared
 
     @property
     def recordable(self) -> bool:
