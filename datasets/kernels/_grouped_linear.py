@@ -74,7 +74,8 @@ def _few_rows(
 def _row_tiles(bits: int, each: int) -> int:
     """Tiles of 8 rows a block, for so many rows an expert on average, of which some have more.
 
-    The fastest of three at seven shapes and six numbers of rows, or nearly (docs/results/kernels.md).
+    The fastest of three at seven shapes and six numbers of rows, or near it
+    (docs/results/kernels.md).
     """
     if bits == 4:
         return 1 if each <= 7 else 2
