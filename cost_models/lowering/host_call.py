@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from foreplan.datasets.graphs.operator_graph import OperatorNode
+
+#: Behind the kind of a map whose other operand is a number.
+SCALAR: Final = " scalar"
 
 
 class HostCall(NamedTuple):
@@ -36,7 +39,7 @@ def host_kind(node: OperatorNode) -> str:
     if name == "linear" and len(node.parameters) > 1:
         return "linear bias"
     if name in ("add", "mul", "sub", "div") and len(node.inputs) < 2:
-        return f"{name} scalar"
+        return f"{name}{SCALAR}"
     if node.op == "attention" and len(node.inputs) > 1 and node.inputs[0] != node.inputs[1]:
         return f"{name} grouped"
     return name

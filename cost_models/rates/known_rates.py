@@ -200,6 +200,11 @@ class KnownRates:
         ]
         asked_for = programs
         programs, shares = self._worded(programs, device)
+        near = waits.looped
+        waits = waits._replace(looped={
+            known: near[item] for item, known in zip(asked_for, programs, strict=True)
+            if item in near
+        })  # fmt: skip
         # How like each known device is (K, M), -1 where it was not timed with such a kernel.
         like = np.array([
             np.where(each.law.knows(programs), _likeness(each.device, device), -1.0)

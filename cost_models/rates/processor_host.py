@@ -28,8 +28,9 @@ from types import MappingProxyType
 
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.lowering.graph_step import Part, Step
+from foreplan.cost_models.lowering.host_call import SCALAR
 from foreplan.cost_models.lowering.recurrent_parts import is_recurrent
-from foreplan.cost_models.rates.reuse import spilled_share, waiting_share, working_set
+from foreplan.cost_models.rates.reuse import near_loops, spilled_share, waiting_share, working_set
 from foreplan.cost_models.roofline import launch_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program
@@ -43,6 +44,14 @@ _TRAINING = MappingProxyType[Part, tuple[float, float]](
 )  # fmt: skip
 #: Of each call of a pass that near caches hold, if not the same.
 _NEAR = MappingProxyType[Part, float]({"forward": 3.0, "loss": 3.0, "optimizer": 6.0})
+#: Of each call of a loop (`looped_steps`), which brings nothing: a line of Python, and autograd's
+#: node of it. Read off five loops of two sizes (``tests/benchmarks/looped_calls.py``,
+#: ``datasets/measured/epyc_loops.json``).
+_LOOPED = MappingProxyType[Part, float]({"forward": 0.95, "loss": 0.95, "backward": 0.95})
+_LOOPED_INFERENCE = 0.3
+#: Of each forward one whose other operand is a number of Python's, besides: torch makes a tensor of
+#: it.
+_NUMBER = 0.8
 #: Kinds of call from which on a part brings as much as a network does; assumed, the fewest of a
 #: fitted part.
 _KINDS = 6
@@ -70,12 +79,18 @@ def processor_host_s(
     ]
     far, brought = spilled_share(device, working_set(steps)), brought_share(steps, device)
     calls, kinds = Counter[Part](), defaultdict[Part, set[str]](set)
-    for step, count in zip(steps, issued, strict=True):
-        calls[_together(step.part)] += count
-        if count:
+    loops = near_loops(steps, device)
+    for step, count, looped in zip(steps, issued, loops, strict=True):
+        calls[_together(step.part)] += 0 if looped else count
+        if count and not looped:
             kinds[_together(step.part)].add(step.target)
     found = []
-    for step, count in zip(steps, issued, strict=True):
+    for step, count, looped in zip(steps, issued, loops, strict=True):
+        if looped:
+            each = _LOOPED[step.part] if trains else _LOOPED_INFERENCE
+            number = step.host is not None and step.host.kind.endswith(SCALAR)
+            found.append(call_s * count * (each + _NUMBER * number))
+            continue
         each, whole = _TRAINING[step.part] if trains else _INFERENCE
         near = _NEAR.get(step.part, each) if trains else each
         part = _together(step.part)

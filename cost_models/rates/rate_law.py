@@ -59,14 +59,17 @@ class Waits(NamedTuple):
     Attributes:
         weight: of weights.
         code: of the code and tables of calls, by `code_kind`; where it is not named, as of weights.
+        looped: the same of programs that a loop calls.
     """
 
     weight: float = 1.0
     code: Mapping[str, float] = MappingProxyType({})
+    looped: Mapping[Program, float] = MappingProxyType({})
 
     def of_code(self, program: Program) -> float:
         """The share of a program's code."""
-        return self.code.get(code_kind(program), self.weight)
+        known = self.looped.get(program)
+        return self.code.get(code_kind(program), self.weight) if known is None else known
 
 
 #: Nothing is in a cache.

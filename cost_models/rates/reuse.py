@@ -27,12 +27,15 @@ figure no pass is near. `_HOT` is `fitted` to passes of tiny networks
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.cost_models.lowering.recurrent_parts import is_recurrent
+from foreplan.cost_models.rates.loops import looped_steps
 from foreplan.cost_models.rates.operator_rates import code_kind, family, weight_of
 from foreplan.cost_models.rates.rate_law import WAITING, Waits
 from foreplan.datasets.device import Device
@@ -83,7 +86,27 @@ def pass_waits(steps: Sequence[Step], device: Device) -> Waits:
         gaps = [start - end for (start, _), end in zip(spans, ends, strict=True)]
         shares = [waiting_share(device, min(gap, whole), kind) for gap in gaps]
         code[kind] = hot * sum(shares) / len(shares)
-    return Waits(weight, code)
+    return Waits(weight, code, _of_loops(steps, device))
+
+
+def near_loops(steps: Sequence[Step], device: Device) -> NDArray[np.bool_]:
+    """Which steps of a pass are of loops that near caches hold (N,); see `looped_steps`."""
+    held = _near_bytes(device) if device.kind == "cpu" else None
+    return looped_steps(steps, held or 0.0)
+
+
+def _of_loops(steps: Sequence[Step], device: Device) -> dict[Program, float]:
+    """What is left of the waiting for code of programs that loops call, most of the time."""
+    calls, within = Counter[Program](), Counter[Program]()
+    for step, looped in zip(steps, near_loops(steps, device), strict=True):
+        if isinstance(step.work, Program) and family(step.work) in WAITING:
+            calls[step.work] += 1
+            within[step.work] += int(looped)
+    return {
+        work: _HOT * waiting_share(device, 0.0, code_kind(work))
+        for work, count in calls.items()
+        if 2 * within[work] > count
+    }
 
 
 def waiting_share(device: Device, used_bytes: float, kind: str = "") -> float:
