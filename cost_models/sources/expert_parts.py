@@ -34,6 +34,9 @@ _GROUPED, _GROUPED_S = 1.4, 6e-6
 #: they unpack for each block of rows (``fitted``, likewise).
 _OWN_ROWS, _OWN_SLOWER = (20, 32), 0.3
 _INT4_ROWS, _INT4_SLOWER = (6, 12), 0.25
+#: Choices that one small kernel sorts, seconds of it, and those of torch's sort beyond (``fitted``,
+#: likewise). They are counted with the activation, which there is one of.
+_SORTED = (8192, 4e-6, 1e-4)
 #: Fused kernels of many rows, all experts unpacked first (``fitted``, likewise).
 _UNPACKED_ONCE = 1.3
 
@@ -94,6 +97,10 @@ def on_a_gpu(item: Program, part: Program, estimate: Estimate) -> Estimate:
         part: one of its parts.
         estimate: of the part, by itself one product of one weight.
     """
+    if part.op == "activation" and item.op == "experts":
+        few, sorted_s, more_s = _SORTED
+        sorting_s = sorted_s if part.dims["rows"] <= few else more_s
+        return Estimate.total([estimate, Estimate.exact(sorting_s, estimate.source)])
     if part.op != "linear" or item.op not in ("experts", "grouped"):
         return estimate
     rows, v = part.dims["rows"], part.variant
