@@ -351,7 +351,9 @@ def expert_mlps() -> Callable[..., Any]:
     return found
 
 
-def grouped_experts(variant: Variant, device: str) -> Callable[..., Any] | None:
+def grouped_experts(
+    variant: Variant, device: str, hidden: int, ffn: int
+) -> Callable[..., Any] | None:
     """`expert_mlps` that does not wait for the host, as a pass that is recorded needs it.
 
     ``f(x, chosen, share, ups, downs, activate)``, see `_grouped_experts.grouped_experts`. Imports
@@ -360,13 +362,15 @@ def grouped_experts(variant: Variant, device: str) -> Callable[..., Any] | None:
     Args:
         variant: of the experts' linears.
         device: torch device.
+        hidden, ffn: features around and inside an expert.
 
     Returns:
-        ``None`` on processors and where `runs_grouped` is not true.
+        ``None`` on processors, where `runs_grouped` is not true, and of features that are no
+        multiple of 8, whose rows do not begin at 16 bytes as `torch._grouped_mm` wants them.
     """
     import torch
 
-    if torch.device(device).type != "cuda":
+    if torch.device(device).type != "cuda" or hidden % 8 or ffn % 8:
         return None
     major, minor = torch.cuda.get_device_capability(device)
     if not runs_grouped(variant, major + minor / 10):

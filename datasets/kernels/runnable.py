@@ -172,7 +172,7 @@ class Inputs:
         d = program.dims
         rows, count, ffn, hidden = d["rows"], d["experts"], d["ffn"], d["hidden"]
         kernel = linear_kernel(program.variant, self.kind)
-        grouped = grouped_experts(program.variant, self.device)
+        grouped = grouped_experts(program.variant, self.device, hidden, ffn)
         key = ("experts", count, ffn, hidden, kernel.layout)
         if key != self._weight_key:
             self.release()

@@ -98,7 +98,8 @@ class ExpertLayer(DecoderLayer):
             self._ups = [kernels[0].dequantise(each) for each in ups]
             self._downs = [kernels[0].dequantise(each) for each in downs]
         else:
-            self._grouped = [grouped_experts(variant, str(device)) for variant in linears]
+            sizes = self._router.shape[1], experts.ffn
+            self._grouped = [grouped_experts(v, str(device), *sizes) for v in linears]
         if any(self._grouped):
             self._all = [
                 _below_one_another(views[0], stack)

@@ -108,7 +108,7 @@ def test_all_at_once_is_one_by_one(rows: int, alike: bool) -> None:
 
 
 def test_processors_and_kernels_of_one_weight_have_no_such_kernel() -> None:
-    assert grouped_experts(BF16, "cpu") is None
+    assert grouped_experts(BF16, "cpu", HIDDEN, FFN) is None
     there = {v for v in kernels_for("experts", "cuda") if runs_grouped(v, 9.0)}
     assert there == {BF16, *FUSED}
     assert not any(runs_grouped(v, capability) for v in there for capability in (8.0, 8.9, 12.0))
@@ -129,7 +129,7 @@ def test_choices_are_sorted_on_a_gpu_as_on_a_processor(rows: int, count: int, ac
 @pytest.mark.parametrize("rows", [1, 5, 33, 200, 900, 2500, FEW_ROWS * 40])
 @pytest.mark.parametrize("variant", [BF16, *FUSED])
 def test_on_a_gpu(variant: Variant, rows: int, count: int, alike: bool) -> None:
-    run = grouped_experts(variant, "cuda")
+    run = grouped_experts(variant, "cuda", HIDDEN, FFN)
     if run is None:
         pytest.skip("needs compute capability 9 or 10")
     layer = Layer(variant, count, "cuda")

@@ -336,7 +336,7 @@ def test_experts_hold_no_more_than_is_planned(
         )
         monkeypatch.setattr(
             _expert_layer, "grouped_experts",
-            lambda variant, _: (
+            lambda variant, *_: (
                 _grouped_experts.grouped_experts if kernels.runs_grouped(variant, 9.0) else None
             ),
         )  # fmt: skip
