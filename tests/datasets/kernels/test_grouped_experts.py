@@ -114,6 +114,13 @@ def test_processors_and_kernels_of_one_weight_have_no_such_kernel() -> None:
     assert not any(runs_grouped(v, capability) for v in there for capability in (8.0, 8.9, 12.0))
 
 
+def test_features_have_to_begin_at_sixteen_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert grouped_experts(BF16, "cuda", HIDDEN, FFN) is _grouped_experts.grouped_experts
+    assert grouped_experts(BF16, "cuda", HIDDEN + 4, FFN) is None
+    assert grouped_experts(BF16, "cuda", HIDDEN, FFN + 2) is None
+
+
 @CUDA
 @pytest.mark.parametrize(("count", "active"), [(3, 1), (60, 4), (400, 8), (512, 8), (600, 2)])
 @pytest.mark.parametrize("rows", [1, 100, 130, 1000, 1024, 2000])
