@@ -362,7 +362,8 @@ def grouped_experts(
     Args:
         variant: of the experts' linears.
         device: torch device.
-        hidden, ffn: features around and inside an expert.
+        hidden: features around an expert.
+        ffn: features inside it.
 
     Returns:
         ``None`` on processors, where `runs_grouped` is not true, and of features that are no
