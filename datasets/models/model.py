@@ -206,8 +206,11 @@ class Model(StrictModel):
     def _has_such_layers(cls, value: Experts | None, info: ValidationInfo) -> Experts | None:
         if value is None:
             return value
-        if not info.data.get("gated", True) or info.data.get("activation") not in _OF_EXPERTS:
-            raise ValueError("none: only experts with a gate and silu are supported")
+        activation = info.data.get("activation", "silu")  # absent where it is wrong itself
+        if not info.data.get("gated", True) or activation not in _OF_EXPERTS:
+            raise ValueError(
+                f"none: only experts with a gate and {' or '.join(_OF_EXPERTS)} are supported"
+            )
         if info.data.get("norms", "before") != "before" or info.data.get("parallel"):
             raise ValueError("none: experts come behind the attention, with norms in front")
         layers = info.data.get("layers")

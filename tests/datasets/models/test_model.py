@@ -17,6 +17,7 @@ from foreplan.datasets.models.checkpoint import read_checkpoint
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.model_zoo import published_parameters, zoo_names
+from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 
 SMALL = {
@@ -495,6 +496,16 @@ def test_gemma_2_is_read_with_its_caps(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecError, match=match):
             load_model(write_config(tmp_path, **fields | wrong))
+
+
+def test_a_wrong_activation_is_one_mistake() -> None:
+    fields = load_model("gpt-oss-20b").model_dump(mode="json", exclude_none=True)
+    with pytest.raises(SpecError) as caught:
+        validate(Model, fields | {"activation": "swish"}, "m")
+    assert "m: activation: got 'swish'" in str(caught.value)
+    assert "more error" not in str(caught.value)
+    with pytest.raises(SpecError, match="only experts with a gate and silu or clamped_silu are"):
+        validate(Model, fields | {"activation": "gelu_tanh"}, "m")
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:
