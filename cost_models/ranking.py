@@ -188,7 +188,7 @@ def rank_devices(
     inputs: Any = None,
     batch: int | None = None,
     sequence_length: int | None = None,
-    image_size: tuple[int, int] | None = None,
+    image_size: int | tuple[int, int] | None = None,
     dtype: str | None = None,
     phase: str = "inference",
     execution: str = "eager",
@@ -207,7 +207,8 @@ def rank_devices(
         inputs: example inputs of a module, as for `predict_latency`.
         batch: sequences or images, 1 if ``None``.
         sequence_length: new tokens of each sequence, 128 if ``None``.
-        image_size: height and width of images; the network's usual ones if ``None``.
+        image_size: side of images in pixels, or height and width; the network's usual ones if
+            ``None``.
         dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the model's if ``None``.
             A module has its own.
         phase: ``inference`` or ``training``.

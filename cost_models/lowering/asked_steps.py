@@ -24,7 +24,7 @@ def asked_model(
     model: str | Path | Model | TransformersNetwork | torch.nn.Module,
     inputs: Any,
     dtype: str | None,
-    image_size: tuple[int, int] | None,
+    image_size: int | tuple[int, int] | None,
     where: str,
 ) -> Model | TransformersNetwork | GivenModule:
     """The model that is to be priced.
@@ -33,7 +33,7 @@ def asked_model(
         model: what the caller gave.
         inputs: of a module, see `GivenModule.of`.
         dtype: of a described model.
-        image_size: height and width of images, of a described model.
+        image_size: side of images in pixels, or height and width, of a described model.
         where: function that was called, for errors.
 
     Raises:
