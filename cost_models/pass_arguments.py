@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
     from foreplan.cost_models.predictor import Predictor
-
 
 #: Between devices; a processor's options go apart by commas, too.
 _COMMA = re.compile(r",(?!\s*(?:threads|isa)\s*=)")
@@ -49,16 +48,18 @@ def named_devices(
             raise SpecError(where, got=item, expected="names of the zoo, or figures of devices")
         names = [n for word in _COMMA.split(item) if word for n in _each(word, where)]
         names = [n for name in names for n in (device_zoo.names() if name == "all" else [name])]
-        found += [(known or {}).get(n) or named_device(n, where) for n in dict.fromkeys(names)]
+        for name in dict.fromkeys(names):
+            found.append((known or {}).get(name) or named_device(name, where, tuple(known or ())))
     return list({device.name: device for device in found}.values())
 
 
-def named_device(name: str, where: str) -> Device:
+def named_device(name: str, where: str, beside: Sequence[str] = ()) -> Device:
     """A device of the zoo, or this host's processor by figures that are read off it.
 
     Args:
         name: of the zoo, or ``cpu``, ``cpu:threads=1,isa=avx2``.
         where: what to call it in an error.
+        beside: names of devices that are known too, for an error.
 
     Raises:
         SpecError: no such device.
@@ -71,7 +72,7 @@ def named_device(name: str, where: str) -> Device:
             where, got=name, expected="a device of the zoo, or cpu: this host's processor",
             fix="name the GPU (l4, h200), or measure it: 'foreplan profile cuda:0', then --profile",
         )  # fmt: skip
-    return device_zoo.device(name, where)
+    return device_zoo.device(device_zoo.canonical(name, where, ("cpu", *beside)))
 
 
 def _each(item: str, where: str) -> list[str]:

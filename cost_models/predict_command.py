@@ -95,6 +95,9 @@ def predict_model(
         fit = fit_beside(profile, measured)
     check_any_execution(execution, targets, "--execution")
     sides = None if image_size is None else _sides(image_size)
+    for where, size in (("--batch", batch), ("--sequence-length", sequence_length)):
+        if size is not None and size < 1:
+            raise SpecError(where, got=size, expected="at least 1")
     priced: Priced
     if is_python_file(model):
         given = {"batch": batch, "sequence_length": sequence_length, "image_size": sides}
@@ -103,7 +106,7 @@ def predict_model(
         batch = sequence_length = None
     else:
         priced = network_or_model(model, dtype, sides)
-        asked_sizes(priced, {"--batch": batch}, {"--sequence-length": sequence_length})
+        asked_sizes(priced, batch, sequence_length, ("--batch", "--sequence-length"))
     with own_code():  # a module's own code runs once more where it is captured
         found = rank(
             priced, targets, batch=batch, sequence_length=sequence_length, phase=phase,

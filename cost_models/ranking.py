@@ -20,6 +20,7 @@ from foreplan.cost_models.lowering.asked_steps import (
     asked_model,
     asked_sizes,
     module_steps,
+    takes_images,
 )
 from foreplan.cost_models.lowering.graph_step import Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
@@ -126,7 +127,7 @@ class Ranking:
             "batch": self.batch,
             "sequence_length": self.sequence_length,
             "shape": self._shape(),
-            "images": isinstance(self.model, TransformersNetwork) and self.model.images,
+            "images": takes_images(self.model),
             "scans": isinstance(self.model, TransformersNetwork) and self.model.scans,
             "phase": self.phase,
             "execution": self.execution,
@@ -187,7 +188,7 @@ def rank_devices(
     inputs: Any = None,
     batch: int | None = None,
     sequence_length: int | None = None,
-    image_size: tuple[int, int] | None = None,
+    image_size: int | tuple[int, int] | None = None,
     dtype: str | None = None,
     phase: str = "inference",
     execution: str = "eager",
@@ -206,7 +207,8 @@ def rank_devices(
         inputs: example inputs of a module, as for `predict_latency`.
         batch: sequences or images, 1 if ``None``.
         sequence_length: new tokens of each sequence, 128 if ``None``.
-        image_size: height and width of images; the network's usual ones if ``None``.
+        image_size: side of images in pixels, or height and width; the network's usual ones if
+            ``None``.
         dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the model's if ``None``.
             A module has its own.
         phase: ``inference`` or ``training``.
@@ -239,9 +241,8 @@ def rank_devices(
         raise SpecError("rank_devices: devices", got=None, expected="names of the zoo, or all")
     check_any_execution(execution, targets, "rank_devices: execution")
     priced = asked_model(model, inputs, dtype, image_size, "rank_devices")
-    batch, sequence_length = asked_sizes(
-        priced, {"rank_devices: batch": batch}, {"rank_devices: sequence_length": sequence_length}
-    )
+    where = ("rank_devices: batch", "rank_devices: sequence_length")
+    batch, sequence_length = asked_sizes(priced, batch, sequence_length, where)
     return rank(
         priced, targets, batch=batch, sequence_length=sequence_length, phase=phase,
         execution=execution, costs=costs,
@@ -293,7 +294,7 @@ def rank(
         steps = module_steps(model, asked, compiled)
     else:
         batch = 1 if batch is None else batch
-        if sequence_length is None and not getattr(model, "images", False):
+        if sequence_length is None and not takes_images(model):
             sequence_length = USUAL_TOKENS
         steps, cached = stored_steps(
             model, batch=batch, tokens=sequence_length or 1, phase=asked, compiled=compiled

@@ -234,7 +234,7 @@ def predict_latency(
     inputs: Any = None,
     batch: int | None = None,
     sequence_length: int | None = None,
-    image_size: tuple[int, int] | None = None,
+    image_size: int | tuple[int, int] | None = None,
     dtype: str | None = None,
     phase: Phase = "inference",
     costs: CostChoice = "predicted",
@@ -256,7 +256,7 @@ def predict_latency(
             of a tuple and a mapping both; a described model takes sizes instead.
         batch: sequences or images of a described model, 1 if ``None``.
         sequence_length: tokens of each, 128 if ``None``; all are new (prefill).
-        image_size: height and width of its images; its usual ones if ``None``.
+        image_size: side of its images in pixels, or height and width; its usual ones if ``None``.
         dtype: of weights and activations of a described model, ``fp32``, ``fp16`` or ``bf16``; its
             own if ``None``.
         phase: ``inference``, or ``training``: forward, backward and a fused AdamW update, in

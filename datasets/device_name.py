@@ -74,7 +74,7 @@ class DeviceName:
         if not device_zoo.is_known(word) and re.match(r"(cpu|cuda|gpu)\b", word):
             raise SpecError(where, got=text, expected=_EXPECTED)
         try:
-            return cls("zoo", zoo=device_zoo.canonical(word, where))
+            return cls("zoo", zoo=device_zoo.canonical(word, where, ("cpu", "cuda:0")))
         except SpecError as error:
             raise SpecError(where, got=text, expected=_EXPECTED, fix=error.fix) from error
 

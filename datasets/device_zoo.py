@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -88,12 +88,13 @@ def names() -> tuple[str, ...]:
     return tuple(_zoo().devices)
 
 
-def canonical(name: str, where: str = "device") -> str:
+def canonical(name: str, where: str = "device", beside: Sequence[str] = ()) -> str:
     """Return the canonical name of a device: ``NVIDIA H100 80GB HBM3`` is ``h100_sxm``.
 
     Args:
         name: any known name; case, spaces, dashes, underscores and vendor words do not matter.
         where: file and field the name stands in, for the error.
+        beside: words that may stand there too, for the error.
 
     Raises:
         SpecError: no such device, or a name that several have (``a100``); the error names the
@@ -105,11 +106,13 @@ def canonical(name: str, where: str = "device") -> str:
     key = _key(name)
     if key in zoo.by_key:
         return zoo.by_key[key]
-    within = sorted({zoo.by_key[known] for known in zoo.by_key if key and known.startswith(key)})
+    within = sorted({zoo.by_key[k] for k in zoo.by_key if key and k.startswith(key)})
     if not within and len(key) >= _TELLING:  # Quadro, Tesla, 4090
-        within = sorted({zoo.by_key[known] for known in zoo.by_key if key in known})
+        within = sorted({zoo.by_key[k] for k in zoo.by_key if key in k})
+    known = {**zoo.by_key, **{word: word for word in beside}}
+    head = _key(name.partition(":")[0])  # without a processor's options
     # Several names of one device may be the nearest.
-    like = list(dict.fromkeys(zoo.by_key[k] for k in nearest_few(key, zoo.by_key, 6)))[:3]
+    like = list(dict.fromkeys(known[k] for k in nearest_few(head, known, 6)))[:3]
     if len(within) == 1:  # perhaps another device, of which it is the beginning: H20, H200
         fix = f"did you mean {within[0]!r}?"
     elif within:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ def asked_model(
     model: str | Path | Model | TransformersNetwork | torch.nn.Module,
     inputs: Any,
     dtype: str | None,
-    image_size: tuple[int, int] | None,
+    image_size: int | tuple[int, int] | None,
     where: str,
 ) -> Model | TransformersNetwork | GivenModule:
     """The model that is to be priced.
@@ -34,7 +33,7 @@ def asked_model(
         model: what the caller gave.
         inputs: of a module, see `GivenModule.of`.
         dtype: of a described model.
-        image_size: height and width of images, of a described model.
+        image_size: side of images in pixels, or height and width, of a described model.
         where: function that was called, for errors.
 
     Raises:
@@ -62,17 +61,24 @@ def asked_model(
     return GivenModule.of(type(model).__name__, model, inputs)
 
 
+def takes_images(model: Model | TransformersNetwork | GivenModule) -> bool:
+    """Whether a described model is one of images, which are no sequences."""
+    return isinstance(model, TransformersNetwork) and model.images
+
+
 def asked_sizes(
     model: Model | TransformersNetwork | GivenModule,
-    batch: Mapping[str, int | None],
-    tokens: Mapping[str, int | None],
+    batch: int | None,
+    tokens: int | None,
+    where: tuple[str, str],
 ) -> tuple[int | None, int | None]:
     """Sizes that a model takes, as whole numbers.
 
     Args:
         model: what is priced.
-        batch: sequences or images by what to call them in errors, ``None`` where nobody says.
+        batch: sequences or images; ``None`` where nobody says.
         tokens: of each sequence, likewise.
+        where: what to call the two in errors.
 
     Returns:
         The batch and the tokens, ``None`` where nobody says.
@@ -81,15 +87,15 @@ def asked_sizes(
         SpecError: a size of a module, whose inputs have their own; tokens of images; no number.
     """
     sizes: list[int | None] = []
-    for where, given in {**batch, **tokens}.items():
+    for word, given in zip(where, (batch, tokens), strict=True):
         if given is not None and isinstance(model, GivenModule):
-            raise _own_shapes(where, given)
-        if given is not None and where in tokens and getattr(model, "images", False):
-            raise SpecError(
-                where, got=given, expected=f"none: {model.name} takes images",
-                fix="give the size of the images",
-            )  # fmt: skip
-        sizes.append(None if given is None else whole_number(given, where))
+            raise _own_shapes(word, given)
+        sizes.append(None if given is None else whole_number(given, word))
+    if tokens is not None and takes_images(model):
+        raise SpecError(
+            where[1], got=tokens, expected=f"none: {model.name} takes images",
+            fix="give the size of the images",
+        )  # fmt: skip
     return sizes[0], sizes[1]
 
 
@@ -100,11 +106,20 @@ def asked_steps(
     phase: Phase,
     compiled: bool,
 ) -> list[Step]:
-    """Steps of the pass that `predict_latency` is asked for."""
-    batch, tokens = asked_sizes(
-        model, {"predict_latency: batch": batch},
-        {"predict_latency: sequence_length": sequence_length},
-    )  # fmt: skip
+    """Steps of the pass that `predict_latency` is asked for.
+
+    Args:
+        model: what is priced.
+        batch: sequences or images, 1 if ``None``.
+        sequence_length: tokens of each sequence, `USUAL_TOKENS` if ``None``.
+        phase: as `graph_programs.lower`.
+        compiled: as `graph_programs.lower_compiled`.
+
+    Raises:
+        SpecError: as `asked_sizes`, `model_steps` and `module_steps`.
+    """
+    where = ("predict_latency: batch", "predict_latency: sequence_length")
+    batch, tokens = asked_sizes(model, batch, sequence_length, where)
     if isinstance(model, GivenModule):
         return module_steps(model, phase, compiled)
     return model_steps(

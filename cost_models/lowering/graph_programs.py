@@ -126,7 +126,8 @@ def model_steps(
     if isinstance(model, TransformersNetwork):
         module, inputs = network_module(model, batch=batch, tokens=tokens)
         lowered = lower_compiled if compiled else lower
-        return lowered(capture(module, inputs, eager=True, training=training), phase)
+        graph = capture(module, inputs, name=model.name, eager=True, training=training)
+        return lowered(graph, phase)
     if compiled:
         graph = capture(model, batch=batch, tokens=tokens, eager=True, training=training)
         return lower_compiled(graph, phase)

@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from foreplan.datasets.models.model_limits import refuse_experts
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -191,7 +193,7 @@ def hessian(
     import torch
     from torch.nn import functional as F
 
-    decoder.model.refuse_experts(f"traces are of whole linears; {WITH_EXPERTS}")
+    refuse_experts(decoder.model, f"traces are of whole linears; {WITH_EXPERTS}")
     from foreplan.cost_models.quality.weight_indicators import hutchinson_traces
 
     tokens = torch.from_numpy(ids)
@@ -302,7 +304,7 @@ def _moments(decoder: QuantisedDecoder, ids: IntArray) -> dict[tuple[int, str], 
     """Moments of the input of every linear, by layer and name."""
     import torch
 
-    decoder.model.refuse_experts(f"the inputs of single experts are not seen; {WITH_EXPERTS}")
+    refuse_experts(decoder.model, f"the inputs of single experts are not seen; {WITH_EXPERTS}")
     found: dict[tuple[int, str], _Moments] = {}
     hooks = []
     for layer in range(decoder.model.layers):

@@ -138,10 +138,21 @@ def _asks_by_name(module: str) -> bool:
 
 
 def check_module(source: object) -> None:
-    """Raise `SpecError` for what is no module, or one that ``torch.compile`` has compiled."""
+    """Refuse what cannot be captured, whatever its inputs are.
+
+    Raises:
+        SpecError: no module, one that ``torch.compile`` has compiled, or one whose class does not
+            initialise `torch.nn.Module`.
+    """
     import torch
 
     if isinstance(source, torch.nn.Module):
+        if "_modules" not in vars(source):
+            raise SpecError(
+                "capture", got=f"{type(source).__name__} without parameters or parts",
+                expected="a module that is initialised",
+                fix="begin its __init__ with super().__init__()",
+            )  # fmt: skip
         for path, part in source.named_modules():
             # torch.compile(module) wraps it; module.compile() keeps the compiled call beside it.
             if hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None):

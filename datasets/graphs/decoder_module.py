@@ -53,6 +53,9 @@ def decoder_module(model: Model, batch: int, tokens: int) -> tuple[torch.nn.Modu
             config.num_hidden_layers = model.layers
             if getattr(config, "layer_types", None):
                 config.layer_types = config.layer_types[: model.layers]
+        if model.family in SLIDING_IN_TURN and model.sliding_window is None:
+            # transformers builds a mask of the window even where no layer has it.
+            config.sliding_window = model.max_positions
     else:
         config = transformers.AutoConfig.for_model(model.family, **config_fields(model))
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[model.dtype]
@@ -121,7 +124,9 @@ def config_fields(model: Model) -> dict[str, Any]:
         fields |= {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
     if model.family == "glm4_moe":
         fields |= {"attention_bias": model.qkv_bias, "use_qk_norm": model.qk_norm}
-    if model.family in SLIDING_IN_TURN and model.sliding_window is not None:
+    if model.family in SLIDING_IN_TURN and model.sliding_window is None:
+        fields |= {"sliding_window": model.max_positions}
+    elif model.family in SLIDING_IN_TURN:
         slide = model.window_layers or range(model.layers)
         kinds = ("full_attention", "sliding_attention")
         fields |= {"layer_types": [kinds[i in slide] for i in range(model.layers)]}

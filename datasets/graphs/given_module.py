@@ -106,7 +106,10 @@ class GivenModule:
 def _named(
     name: str, module: torch.nn.Module, given: Sequence[Any] | Mapping[str, Any]
 ) -> Sequence[Any] | Mapping[str, Any]:
-    """Arguments and keyword arguments by name; what is one or the other as it is."""
+    """Arguments and keyword arguments by name, or in a row where some have no name.
+
+    What is one or the other stays as it is.
+    """
     if not isinstance(given, tuple) or len(given) != _ARGUMENTS_AND_KEYWORDS:
         return given
     positional, keywords = given
@@ -114,10 +117,26 @@ def _named(
         return given
     if not keywords:
         return positional
+    signature = inspect.signature(module.forward)
     try:
-        return inspect.signature(module.forward).bind(*positional, **keywords).arguments
+        bound = signature.bind(*positional, **keywords)
     except TypeError as error:
         raise SpecError(
-            f"{name}: example inputs", got=str(error),
-            expected=f"arguments of forward{inspect.signature(module.forward)}",
-        ) from error  # fmt: skip
+            f"{name}: example inputs", got=str(error), expected=f"arguments of forward{signature}"
+        ) from error
+    named = dict[str, Any]()
+    for word, value in bound.arguments.items():
+        kind = signature.parameters[word].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            named[word] = value
+        elif bound.kwargs:
+            raise SpecError(
+                f"{name}: example inputs", got=f"{word} beside arguments by name",
+                expected="arguments that all have names, or none",
+                fix=f"wrap it: a forward that names what it gives forward{signature}",
+            )  # fmt: skip
+        else:
+            return bound.args
+    return named

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from foreplan.datasets.graphs.capture import check_module
 from foreplan.datasets.graphs.given_module import GivenModule
 from foreplan.datasets.specs import nearest
 from foreplan.errors import ForeplanError, SpecError
@@ -120,6 +121,7 @@ class _Source:
                 where, got=type(found).__name__,
                 expected="a torch.nn.Module, or what makes one (a class or function)",
             )  # fmt: skip
+        check_module(found)
         for owner in (found, file):
             if inputs is None:
                 inputs = getattr(owner, _INPUTS, None)

@@ -92,7 +92,7 @@ class TransformersNetwork(StrictModel):
 def network_or_model(
     name_or_path: str | Path | Model | TransformersNetwork,
     dtype: str | None = None,
-    image_size: tuple[int, int] | None = None,
+    image_size: int | tuple[int, int] | None = None,
 ) -> Model | TransformersNetwork:
     """What ``foreplan predict`` prices: a described `Model`, else any network of transformers.
 
@@ -100,12 +100,13 @@ def network_or_model(
         name_or_path: as `load_model`, a name of the network zoo, or what this or that returned.
         dtype: of weights and activations, ``fp32``, ``fp16`` or ``bf16``; the checkpoint's if
             ``None``.
-        image_size: height and width of a network's images; its usual ones if ``None``.
+        image_size: side of a network's images in pixels, or height and width; its usual ones if
+            ``None``.
 
     Raises:
         SpecError: as `load_model`; another dtype; what transformers does not build; a multimodal
-            network, whose parts are priced one by one; experts that are run in a loop; the size of
-            images of a network that takes none.
+            network, whose parts are priced one by one; experts that are run in a loop; a size of
+            images that is none, or of a network that takes none.
     """
     if dtype is not None and dtype not in _DTYPES.values():
         raise SpecError(
@@ -115,12 +116,15 @@ def network_or_model(
     found = _read(name_or_path)
     changes: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     if image_size is not None:
+        sides = _pixels(image_size)
+        if sides is None:
+            raise SpecError("image size", got=image_size, expected="pixels, or (height, width)")
         if not isinstance(found, TransformersNetwork) or not found.images:
             raise SpecError(
-                "image size", got="{} x {}".format(*image_size),
+                "image size", got="{} x {}".format(*sides),
                 expected=f"none: {found.name} takes no images",
             )  # fmt: skip
-        changes["image_size"] = image_size
+        changes["image_size"] = sides
     return found.model_copy(update=changes) if changes else found
 
 
@@ -273,16 +277,22 @@ def network_module(
 def _sides(network: TransformersNetwork, config: Any) -> tuple[int, int]:
     """Height and width of a network's images: ``224``, or ``[224, 192]``."""
     stated = network.image_size or getattr(config, "image_size", None)
-    sides = stated if isinstance(stated, (list, tuple)) else (stated, stated)
-    match sides:
-        case (int(height), int(width)) if height > 0 and width > 0:
-            return height, width
+    if (sides := _pixels(stated)) is not None:
+        return sides
     raise SpecError(
         f"{network.where}: image_size", got=stated,
         expected="a number of pixels, or [height, width]",
         fix="networks for images of any size do not state it: say --image-size 224, or add "
         '"image_size": 224',
     )  # fmt: skip
+
+
+def _pixels(stated: object) -> tuple[int, int] | None:
+    """Height and width of what says one number or both; ``None`` of anything else."""
+    match stated if isinstance(stated, (list, tuple)) else (stated, stated):
+        case (int(height), int(width)) if height > 0 and width > 0:
+            return height, width
+    return None
 
 
 def _check(fields: dict[str, Any], where: str) -> None:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foreplan.datasets.kernels._cuda_source import cuda_kernel
+
 #: What one block of a GPU sorts: so many times 1024 choices, and experts; with more its counters
 #: would not fit into shared memory. torch's sort and what is made of it are ten launches.
 _CHUNKS, _MOST_EXPERTS = 8, 512
@@ -98,6 +100,5 @@ def biased(made: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
 
 @functools.cache
 def _compiled(name: str) -> Any:
-    source = f"#define CHUNKS {_CHUNKS}\n#define MOST_EXPERTS {_MOST_EXPERTS}\n"
-    source += Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
-    return torch.cuda._compile_kernel(source, name)
+    macros = {"CHUNKS": _CHUNKS, "MOST_EXPERTS": _MOST_EXPERTS}
+    return cuda_kernel(Path(__file__).with_suffix(".cu"), name, macros)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets.kernels._cuda_source import cuda_kernel
 from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL, Packed
-from foreplan.errors import MissingDataError
 
 GROUP = 64
 
@@ -65,7 +65,7 @@ def run(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     """Bf16 ``x[rows, K]`` times the weight's transpose.
 
     Raises:
-        MissingDataError: this torch cannot compile kernels (before 2.9, or without NVRTC).
+        MissingDataError: as `cuda_kernel`.
     """
     bits = 4 if packed.layout.startswith("int4") else 8
     if x.shape[0] > FEW_ROWS:
@@ -142,13 +142,8 @@ def compiled(
     """The kernel for few rows, of one weight or of several experts', and the one that unpacks.
 
     Raises:
-        MissingDataError: this torch cannot compile kernels (before 2.9, or without NVRTC).
+        MissingDataError: as `cuda_kernel`.
     """
-    compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
-    if compile_kernel is None:
-        raise MissingDataError(
-            "this torch has no torch.cuda._compile_kernel", fix="install torch 2.9 or newer"
-        )
     shape = f"{bits}_{row_tiles}_{feature_tiles}_{warps}_{depth}"
     name = f"{'grouped' if grouped else 'fragment'}_linear_{shape}"
     macros = {
@@ -156,6 +151,5 @@ def compiled(
         "DEPTH": depth, "GROUPED": int(grouped),
         "NAME": name, "UNPACK": f"{name}_unpack",
     }  # fmt: skip
-    source = "".join(f"#define {macro} {value}\n" for macro, value in macros.items())
-    source += Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
-    return compile_kernel(source, name), compile_kernel(source, f"{name}_unpack")
+    file = Path(__file__).with_suffix(".cu")
+    return cuda_kernel(file, name, macros), cuda_kernel(file, f"{name}_unpack", macros)

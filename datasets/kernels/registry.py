@@ -266,17 +266,17 @@ def runs_on(variant: Variant, device: Device) -> bool:
     return device.compute_capability is None or float(device.compute_capability) >= _FUSED_FROM
 
 
-def runs_grouped(variant: Variant, compute_capability: float) -> bool:
+def runs_grouped(variant: Variant, compute_capability: float | None = None) -> bool:
     """Whether a GPU computes a layer's experts with a linear kernel without asking the host.
 
     Only then can a pass with them be recorded.
 
     Args:
         variant: of the experts' linears.
-        compute_capability: of the GPU, as 9.0.
+        compute_capability: of the GPU, as 9.0; ``None`` = of one that can, if any does.
     """
     there = variant.compute == "bf16" and variant.kernel in _GROUPED_KERNELS
-    return there and int(compute_capability) in _GROUPED_ON
+    return there and (compute_capability is None or int(compute_capability) in _GROUPED_ON)
 
 
 def linear_kernel(variant: Variant, device_kind: str) -> LinearKernel:

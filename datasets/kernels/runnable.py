@@ -34,6 +34,7 @@ from foreplan.datasets.kernels.registry import (
 )
 from foreplan.datasets.kernels.training_programs import is_training
 from foreplan.datasets.kernels.training_runnable import training_call
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program, Variant
 
 #: Rows of an embedding table: large enough that the rows read are seldom in a cache.
@@ -52,9 +53,7 @@ _BEHIND = frozenset(
         "cache_write",
         "embedding",
         "argmax",
-        "attention",
-        "sink_attention",
-        "capped_attention",
+        *ATTENTIONS,
         "expand_heads",
         "latent_attention",
     }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from foreplan.datasets.models._config_fields import ConfigFields
@@ -28,8 +27,6 @@ _NO_WINDOW = frozenset(
         "deepseek_v3",
     }
 )
-#: transformers' default of families whose layers have a window in turn.
-_IN_TURN: Mapping[str, int] = MappingProxyType({"gpt_oss": 128, "gemma2": 4096})
 
 
 def window_facts(config: ConfigFields, family: str) -> dict[str, Any]:
@@ -60,7 +57,7 @@ def _keys(config: ConfigFields, family: str) -> int | None:
         return None if null else config.size("sliding_window", 4096)
     if family in SLIDING_IN_TURN:
         null = "sliding_window" in config.fields and stated is None
-        return None if null else config.size("sliding_window", _IN_TURN[family])
+        return None if null else config.size("sliding_window", SLIDING_IN_TURN[family])
     if family in SLIDING_EVERYWHERE:
         return None if stated is None else config.size("sliding_window")
     if family != "gemma3_text" and (

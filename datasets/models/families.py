@@ -37,11 +37,11 @@ SAME_FAMILY: Mapping[str, Family] = MappingProxyType({"kimi_k2": "deepseek_v3"})
 #: Those whose every layer has the sliding window, where a model has one.
 SLIDING_EVERYWHERE = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
 
-_BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 #: Those whose layers have the sliding window in turn, a layer with it first, unless a file lists
-#: them.
-SLIDING_IN_TURN = frozenset({"gpt_oss", "gemma2"})
+#: them; and its keys unless a file says how many (transformers, ``configuration_<family>.py``).
+SLIDING_IN_TURN: Mapping[str, int] = MappingProxyType({"gpt_oss": 128, "gemma2": 4096})
 
+_BIASED = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 _LLAMA = {"norm": "rms", "gated": True, "activation": "silu", "position": "rope"}
 
 #: What every model of a family has in common (transformers, ``models/<family>/modeling_*.py``).

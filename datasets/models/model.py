@@ -22,7 +22,6 @@ from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.rotary import RopeScaling, Rotary, RotationKind
 from foreplan.datasets.models.scalars import Scalars
 from foreplan.datasets.specs import StrictModel
-from foreplan.errors import SpecError
 
 #: Bounds of a described model (theory: far beyond any published one): products of two sizes stay
 #: below the 2^63 bytes that torch counts, and a list of every layer's operators fits into memory.
@@ -206,8 +205,11 @@ class Model(StrictModel):
     def _has_such_layers(cls, value: Experts | None, info: ValidationInfo) -> Experts | None:
         if value is None:
             return value
-        if not info.data.get("gated", True) or info.data.get("activation") not in _OF_EXPERTS:
-            raise ValueError("none: only experts with a gate and silu are supported")
+        activation = info.data.get("activation", "silu")  # absent where it is wrong itself
+        if not info.data.get("gated", True) or activation not in _OF_EXPERTS:
+            raise ValueError(
+                f"none: only experts with a gate and {' or '.join(_OF_EXPERTS)} are supported"
+            )
         if info.data.get("norms", "before") != "before" or info.data.get("parallel"):
             raise ValueError("none: experts come behind the attention, with norms in front")
         layers = info.data.get("layers")
@@ -224,40 +226,6 @@ class Model(StrictModel):
         return tuple(
             "dense" if experts is None else experts.class_of(layer) for layer in range(self.layers)
         )
-
-    def refuse_longer(self, tokens: int, where: str, got: object) -> None:
-        """Raise where a sequence is longer than `max_sequence`.
-
-        Args:
-            tokens: its length.
-            where: field that says so.
-            got: its value.
-
-        Raises:
-            SpecError: it is longer.
-        """
-        if tokens <= self.max_sequence:
-            return
-        most = f"at most the {self.max_sequence} that {self.name} can attend to"
-        if self.max_sequence < self.max_positions:
-            most += " before it rotates by other frequencies: longer ones are not computed"
-        raise SpecError(where, got=got, expected=most)
-
-    def refuse_experts(self, doing: str, *, fix: str | None = None) -> None:
-        """Raise where something only knows dense layers.
-
-        Args:
-            doing: what that is, in words.
-            fix: what does know experts.
-
-        Raises:
-            SpecError: a layer of the model has experts.
-        """
-        if self.experts is not None:
-            raise SpecError(
-                f"model {self.name}", got="layers of experts", expected=f"a dense model: {doing}",
-                fix=fix,
-            )  # fmt: skip
 
     @property
     def attention_linears(self) -> tuple[LinearShape, ...]:

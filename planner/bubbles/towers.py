@@ -12,6 +12,7 @@ from typing import Any
 from foreplan.datasets.models.attention_window import refuse_windows
 from foreplan.datasets.models.encoders import load_encoder
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.model_limits import refuse_experts
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.spec import BubblesWorkload, Encoder, TransformerDims
@@ -197,7 +198,7 @@ def _refuse_other_layers(model: Model) -> None:
 
 
 def _of_model(model: Model) -> Tower:
-    model.refuse_experts("training plans know no layers of experts")
+    refuse_experts(model, "training plans know no layers of experts")
     _refuse_other_layers(model)
     return Tower(
         name=model.name,

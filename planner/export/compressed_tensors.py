@@ -33,7 +33,7 @@ _NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 #: Families whose experts servers read in 16 bits or as they were published (MXFP4).
-_OWN_EXPERTS = ("gpt_oss",)
+OWN_EXPERTS = ("gpt_oss",)
 #: What the head is called, where not ``lm_head``.
 _HEADS: Mapping[str, str] = MappingProxyType({"gpt_neox": "embed_out"})
 _LAYERS = re.compile(r"re:\.\*(?:layers|h)\\\.\(([0-9|]+)\)\\\.\.\*[^.]+\$")
@@ -69,12 +69,12 @@ def write(handover: Handover, family: str) -> dict[str, str]:
         }
     if not groups:
         return {}
-    if family in _OWN_EXPERTS:
+    if family in OWN_EXPERTS:
         layer = next(i for i, scheme in enumerate(handover.schemes) if scheme != Scheme("bf16"))
         raise SpecError(
             f"decision: bits of layer {layer}", got=f"{handover.schemes[layer].weights} weights",
             expected=f"16 bits: nothing documents {family} in compressed-tensors",
-            fix="plan again with bits=16",
+            fix="plan again with bits=16, or export to llama.cpp",
         )  # fmt: skip
     plain = "|".join(str(layer) for layer in handover.layers_of(Scheme("bf16")))
     ignored = [_HEADS.get(family, "lm_head"), *([rf"re:.*{stem}\.({plain})\..*"] if plain else [])]

@@ -15,6 +15,7 @@ from foreplan.datasets.models.tensor_names import linear_modules
 from foreplan.errors import SpecError
 from foreplan.planner.export import _shell
 from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
+from foreplan.planner.export.compressed_tensors import OWN_EXPERTS
 from foreplan.planner.export.exporter import Exporter, Written
 from foreplan.planner.export.handover import Handover, Scheme, serving_workload
 from foreplan.planner.plan import Plan
@@ -116,10 +117,11 @@ def _refuse_experts(model: Model, handover: Handover) -> None:
         )  # fmt: skip
     for layer, scheme in enumerate(handover.schemes):
         if model.layer_classes[layer] == "moe" and scheme != Scheme("bf16"):
+            others = "llama.cpp" if model.family in OWN_EXPERTS else "vllm or sglang"
             raise SpecError(
                 f"decision: bits of layer {layer}", got=f"experts of {scheme.weights}",
                 expected="experts of 16 bits: nothing documents a layer's own precision of experts",
-                fix="plan again with bits=16, or export to vllm or sglang",
+                fix=f"plan again with bits=16, or export to {others}",
             )  # fmt: skip
 
 

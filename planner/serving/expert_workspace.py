@@ -30,7 +30,7 @@ def expert_bytes(
     """
     normed = 2 * rows * model.hidden
     in_turn = _in_turn(model, experts, rows) + unpacked
-    if not any(runs_grouped(variant, 9.0) for variant in variants):
+    if not any(runs_grouped(variant) for variant in variants):
         return normed + in_turn
     fused = any(v.kernel == _FUSED for v in variants)
     return normed + max(in_turn, _all_at_once(model, experts, rows, fused=fused))

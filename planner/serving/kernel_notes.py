@@ -11,9 +11,6 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.spec import StageDecision
 
-#: Compute capability taken of a GPU of the user's own host.
-_OWN = 9.0
-
 
 def kernel_notes(stages: Iterable[StageDecision], ranks: Sequence[Rank]) -> tuple[str, ...]:
     """What a plan says whose weights are stored for a kernel that its GPUs do not have.
@@ -76,9 +73,9 @@ def expert_notes(
     )
 
 
-def _capability(rank: Rank) -> float:
-    """Compute capability; 0 of other makers' GPUs and where the zoo does not say."""
+def _capability(rank: Rank) -> float | None:
+    """Compute capability; ``None`` of the host's own, 0 where the zoo says none."""
     if rank.name.zoo is None:
-        return _OWN
+        return None
     known = device_zoo.device(rank.name.zoo)
     return float(known.compute_capability or 0) if known.kind == "cuda" else 0.0

@@ -19,6 +19,7 @@ from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.model_limits import refuse_longer
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
 from foreplan.planner.predict import Forecast
@@ -163,7 +164,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
     def _chains(self, problem: Problem[ServingWorkload]) -> ServingChains:
         model, workload = serving_model(problem), problem.workload
         total = workload.prompt_tokens + workload.new_tokens
-        model.refuse_longer(total, "workload", f"{total} tokens a request")
+        refuse_longer(model, total, "workload", f"{total} tokens a request")
         quality = plan_quality(model, workload, problem.seed)
         return ServingChains(
             Pricing(model, workload, problem.costs),

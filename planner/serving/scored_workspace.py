@@ -9,9 +9,7 @@ from foreplan.datasets.kernels.registry import SCORED_ROWS
 from foreplan.datasets.models.model import Model
 
 
-def scored_bytes(
-    model: Model, kind: str, width: int, batch: int, queries: int, keys: int
-) -> int:  # fmt: skip
+def scored_bytes(model: Model, kind: str, width: int, batch: int, queries: int, keys: int) -> int:
     """Most that a call holds beside queries, results and sums; 0 of plain attention.
 
     A result that is scaled by its sink lies beside one that is not. Where products compute scores,

@@ -80,6 +80,8 @@ def test_a_network_by_name_is_captured_once(run: Run) -> None:
      (("net:Net",), "'foreplan predict net.py:Net' prices the module in that file"),
      (("net.py",), "say which: net.py:Net or net.py:Ends or net.py:Turns"),
      (("net.py:Net", "--sequence-length", "8"), "--sequence-length: got 8, expected none: net.py"),
+     (("net.py:Net", "--batch", "0"), "--batch: got 0, expected at least 1"),
+     (("bert-tiny", "--sequence-length", "-1"), "--sequence-length: got -1, expected at least 1"),
      (("net.py:Net", "--dtype", "int8"), "dtype: got 'int8'")],
 )  # fmt: skip
 def test_what_does_not_go_together_is_said_in_a_line(

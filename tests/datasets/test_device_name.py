@@ -43,6 +43,8 @@ def test_canonical_form(text: str, canonical: str, is_slice: bool) -> None:
         ("gpu:0", "expected a device such as"),
         ("a100", "say which: a100_pcie_40gb"),
         ("h1000", "did you mean 'h100_"),
+        ("cpuu", "did you mean 'cpu'?"),
+        ("cuda0", "did you mean 'cuda:0'"),
         ("", "`foreplan devices` lists them"),
     ],
 )

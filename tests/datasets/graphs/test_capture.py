@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.graphs.decoder_module import config_fields
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
 from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import SpecError
@@ -90,6 +92,15 @@ def test_zoo_models_need_no_weights(name: str) -> None:
     assert len(graph.distinct()) < len(graph) / 6
     total = sum(count * node.flops for node, count in graph.distinct())
     assert total == pytest.approx(graph.flops)
+
+
+@pytest.mark.parametrize("name", ["gemma-2-2b", "gpt-oss-20b"])
+def test_a_window_that_is_taken_away_is_in_no_layer(name: str, tmp_path: Path) -> None:
+    changes = {"sliding_window": None, "window_layers": (), "layers": 2, "dtype": "fp32"}
+    model = load_model(name).model_copy(update=changes)
+    fields = {"model_type": model.family, **config_fields(model), "sliding_window": None}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert len(capture(model, tokens=8)) == len(capture(tmp_path, tokens=8))
 
 
 def test_order_and_edges() -> None:

@@ -112,6 +112,8 @@ def test_functions_take_sizes_by_name(tmp_path: Path) -> None:
      ("from .other import x", "", "import the sibling by its name alone, or make the folder a"),
      (NET + "def build(): return 3", ":build", "net.py:build: got 'int', expected a torch.nn"),
      (NET + "def build(): 1 / 0", ":build", "ZeroDivisionError: division by zero (net.py:10)"),
+     ("import torch\nclass Net(torch.nn.Module):\n    def __init__(self): pass\n" + INPUTS, "",
+      "expected a module that is initialised; begin its __init__ with super().__init__()"),
      (NET + "example_inputs = 3", "", "example inputs: got 'int', expected a tensor"),
      (NET + "example_inputs = ((), {'y': 1})", "", "arguments of forward(x)")],
 )  # fmt: skip
@@ -179,6 +181,27 @@ def test_arguments_and_keywords_come_as_torch_export_takes_them() -> None:
     assert GivenModule.of("k", _Keywords(), ((x,), {})).inputs == (x,)
     with pytest.raises(SpecError, match="missing a required argument: 'scale'"):
         GivenModule.of("k", _Keywords(), ((x,), {"shift": 1}))
+
+
+class _Passed(torch.nn.Module):
+    """Hands on whatever it is given."""
+
+    def forward(self, *values: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return sum(values, torch.zeros(1)) + sum(named.values())
+
+
+class _Nameless(torch.nn.Module):
+    def forward(self, x: torch.Tensor, /, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+def test_arguments_without_names_stay_in_a_row() -> None:
+    x, y = torch.zeros(2), torch.ones(2)
+    assert GivenModule.of("k", _Nameless(), ((x,), {"y": y})).inputs == (x, y)
+    given = GivenModule.of("k", _Passed(), ((), {"x": x, "y": y}))
+    assert given.inputs == {"x": x, "y": y}
+    with pytest.raises(SpecError, match="got 'values beside arguments by name'"):
+        GivenModule.of("k", _Passed(), ((x,), {"y": y}))
 
 
 def test_another_dtype_converts_weights_and_numbers_with_a_fraction() -> None:

@@ -16,7 +16,9 @@ from foreplan.datasets.models.attention_window import refuse_windows, window_of
 from foreplan.datasets.models.checkpoint import read_checkpoint
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.models.model_limits import refuse_longer
 from foreplan.datasets.models.model_zoo import published_parameters, zoo_names
+from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 
 SMALL = {
@@ -324,7 +326,7 @@ def test_sliding_window(fields: dict[str, Any], windows: list[int | None], tmp_p
         assert [window or None for window in theirs] == windows
     assert model.max_sequence == 64
     with pytest.raises(SpecError, match=r"can attend to$"):
-        model.refuse_longer(65, "tokens", 1)
+        refuse_longer(model, 65, "tokens", 1)
 
 
 def test_windows_are_of_layers_that_are_there() -> None:
@@ -363,7 +365,7 @@ def test_longrope_stops_where_its_frequencies_change(tmp_path: Path) -> None:
     # sqrt(1 + log(64 / 32) / log(32)), as transformers has it for every length
     assert model.rope_scaling.attention_factor == pytest.approx(1.2**0.5)
     with pytest.raises(SpecError, match="before it rotates by other frequencies"):
-        model.refuse_longer(33, "tokens", 33)
+        refuse_longer(model, 33, "tokens", 33)
 
 
 @pytest.mark.parametrize(
@@ -495,6 +497,16 @@ def test_gemma_2_is_read_with_its_caps(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecError, match=match):
             load_model(write_config(tmp_path, **fields | wrong))
+
+
+def test_a_wrong_activation_is_one_mistake() -> None:
+    fields = load_model("gpt-oss-20b").model_dump(mode="json", exclude_none=True)
+    with pytest.raises(SpecError) as caught:
+        validate(Model, fields | {"activation": "swish"}, "m")
+    assert "m: activation: got 'swish'" in str(caught.value)
+    assert "more error" not in str(caught.value)
+    with pytest.raises(SpecError, match="only experts with a gate and silu or clamped_silu are"):
+        validate(Model, fields | {"activation": "gelu_tanh"}, "m")
 
 
 def test_old_and_new_rope_fields_mean_the_same(tmp_path: Path) -> None:

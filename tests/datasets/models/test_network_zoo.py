@@ -26,6 +26,16 @@ from foreplan.datasets.tir.networks import zoo
 from foreplan.errors import SpecError
 
 
+def test_one_number_is_the_side_of_a_square() -> None:
+    square = network_or_model("resnet-18", image_size=64)
+    assert square == network_or_model("resnet-18", image_size=(64, 64))
+    for wrong in (0, (64,), (64, -1), (64.0, 64), "64x64"):
+        with pytest.raises(SpecError, match=r"image size: got .*, expected pixels, or"):
+            network_or_model("resnet-18", image_size=wrong)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="got '64 x 64', expected none: gpt2 takes no images"):
+        network_or_model("gpt2", image_size=64)
+
+
 def _network(name: str) -> TransformersNetwork:
     found = network_or_model(name)
     assert isinstance(found, TransformersNetwork)

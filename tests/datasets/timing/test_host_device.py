@@ -59,6 +59,18 @@ def test_options_of_a_processor_keep_their_commas(monkeypatch: pytest.MonkeyPatc
     assert [device.name for device in found] == [asked[0], "t4", asked[1], "l4"]
 
 
+@pytest.mark.parametrize("name", ["cpuu", "cpus:threads=1", "cp"])
+def test_a_misspelt_processor_gets_its_word(name: str) -> None:
+    with pytest.raises(SpecError, match=r"did you mean 'cpu'\?"):
+        named_devices([name], where="--devices")
+
+
+def test_a_misspelt_device_of_the_users_own_gets_its_name() -> None:
+    own = Device(name="our-box", chip="c", vendor="v", kind="cpu")
+    with pytest.raises(SpecError, match=r"did you mean 'our-box'\?"):
+        named_devices(["ourbix"], {"our-box": own}, where="--devices")
+
+
 def test_a_gpu_of_the_host_is_named_by_the_zoo() -> None:
     with pytest.raises(SpecError, match="expected a device of the zoo, or cpu"):
         named_devices(["cuda:0"], where="--devices")

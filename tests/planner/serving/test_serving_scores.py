@@ -109,8 +109,11 @@ def test_exports_take_it_or_say_why(tmp_path: Path) -> None:
         export_plan(plain, "tensorrt-llm", tmp_path / "x")
     quantised = planned("gpt-oss-20b", bits=(8,))
     for target in ("vllm", "sglang"):
-        with pytest.raises(SpecError, match="16 bits: nothing documents gpt_oss"):
+        with pytest.raises(SpecError, match=r"16 bits: nothing documents gpt_oss.*to llama\.cpp"):
             export_plan(quantised, target, tmp_path / "x")
+    with pytest.raises(SpecError, match=r"experts of 16 bits: .*or export to llama\.cpp"):
+        export_plan(quantised, "tensorrt-llm", tmp_path / "x")
+    assert export_plan(quantised, "llama.cpp", tmp_path / "x").files
 
 
 def small(name: str) -> Model:
