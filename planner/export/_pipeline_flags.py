@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from foreplan.planner.export.compressed_tensors import OWN_EXPERTS
 from foreplan.planner.export.handover import Handover, Scheme, serving_decision
 from foreplan.planner.plan import Plan
 
@@ -65,6 +66,11 @@ def unexpressed(plan: Plan, handover: Handover) -> tuple[str, ...]:
             "experts: the server runs a layer's experts in a grouped kernel of its own, all on the "
             "GPU of their layer"
         )
+        if plan.model.family in OWN_EXPERTS:
+            lines.append(
+                "bits of experts: a checkpoint as it was published keeps them in MXFP4, whatever "
+                "the plan says; then they take a quarter of the plan's 16 bits"
+            )
     if handover.one_host and any("#" in stage.device for stage in decision.stages):
         lines.append(
             "GPU numbers: the plan names devices of the zoo; they are counted in the order of the "

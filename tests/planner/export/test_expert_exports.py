@@ -35,6 +35,17 @@ def test_quantised_experts_are_written(mixtral: Plan, target: str, tmp_path: Pat
         assert any(line.startswith("experts:") for line in written.not_expressed)
 
 
+@pytest.mark.parametrize("target", ["vllm", "sglang", "tensorrt-llm"])
+def test_experts_that_are_published_in_four_bits_stay_so(
+    mixtral: Plan, target: str, tmp_path: Path
+) -> None:
+    written = export_plan(plan("gpt-oss-20b", (16,)), target, tmp_path / "oss")
+    assert any("MXFP4" in line for line in written.not_expressed)
+    if target != "tensorrt-llm":  # which refuses these
+        others = export_plan(mixtral, target, tmp_path / "mixtral").not_expressed
+        assert not any("MXFP4" in line for line in others)
+
+
 @pytest.mark.parametrize(
     ("model", "taken", "left"),
     [
