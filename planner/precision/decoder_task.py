@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from foreplan.datasets.models.attention_window import refuse_windows
 from foreplan.datasets.models.byte_text import standard_library_text, windows
 from foreplan.datasets.models.model import Model
-from foreplan.datasets.models.model_limits import refuse_longer
+from foreplan.datasets.models.model_limits import refuse_experts, refuse_longer
 from foreplan.datasets.timing.host_memory import free_bytes
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.precision.spec import PrecisionWorkload
@@ -32,6 +32,7 @@ class DecoderTask:
     """
 
     def __init__(self, model: Model, workload: PrecisionWorkload, seed: int) -> None:
+        refuse_experts(model, "training plans know no layers of experts")
         length = workload.sequence_length or min(128, model.sliding_window or model.max_sequence)
         refuse_longer(model, length, "workload.sequence_length", length)
         refuse_windows(model, length, "workload.sequence_length", "training under one is not timed")

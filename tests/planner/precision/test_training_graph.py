@@ -246,6 +246,11 @@ def test_weights_that_the_host_cannot_hold_are_refused_before_they_are_made(monk
     assert TrainingGraph.of(task, 1).adjustable, "a decoder is captured without weights"
 
 
+def test_a_mixture_of_experts_is_not_trained() -> None:
+    with pytest.raises(SpecError, match=r"tiny-moe-random: got layers of experts"):
+        DecoderTask(load_model("tiny-moe-random"), PrecisionWorkload(batch=1), seed=0)
+
+
 def test_a_decoder_is_not_trained_beyond_its_window():
     model = load_model("tiny-llama-random").model_copy(update={"sliding_window": 8})
     DecoderTask(model, PrecisionWorkload(batch=1, sequence_length=8), seed=0)
