@@ -247,7 +247,7 @@ def test_weights_that_the_host_cannot_hold_are_refused_before_they_are_made(monk
 
 
 def test_a_mixture_of_experts_is_not_trained() -> None:
-    with pytest.raises(SpecError, match=r"tiny-moe-random: got layers of experts"):
+    with pytest.raises(SpecError, match=r"tiny-moe-random: got 'layers of experts'"):
         DecoderTask(load_model("tiny-moe-random"), PrecisionWorkload(batch=1), seed=0)
 
 
