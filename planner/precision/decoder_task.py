@@ -100,7 +100,7 @@ def decoder_task(model: Model | None, workload: PrecisionWorkload, seed: int) ->
     """The plan's model as a task.
 
     Raises:
-        SpecError: no model, or sequences that it does not take.
+        SpecError: no model, a mixture of experts, or sequences that it does not take.
     """
     if model is None:
         raise SpecError(
