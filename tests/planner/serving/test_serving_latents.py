@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 
 import pytest
-import torch
 
 import foreplan
 from foreplan.datasets.models.latent import LatentAttention
 from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import SpecError
-from foreplan.planner.api import load_cluster
 from foreplan.planner.export import export_plan
 from foreplan.planner.plan import Plan
-from foreplan.planner.serving.kernels import compare_tokens, single_process_tokens
 from foreplan.planner.serving.shapes import serving_programs
-from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+from foreplan.planner.serving.spec import ServingWorkload
 
 WORKLOAD = {
     "batch": 4, "prompt_tokens": 64, "new_tokens": 9, "prefill_microbatch": 2,
@@ -80,7 +77,7 @@ def test_exports_take_it_or_say_why(tmp_path_factory: pytest.TempPathFactory) ->
         export_plan(plan, "tensorrt-llm", tmp_path_factory.mktemp("x"))
 
 
-def test_stages_say_what_one_process_says() -> None:
+def test_stages_say_what_one_process_says(check_stages: Callable[..., None]) -> None:
     whole = load_model("deepseek-v3")
     assert whole.experts is not None
     few = {"count": 16, "active": 4, "ffn": 64, "shared_ffn": 64, "dense_layers": (0,)}
@@ -98,22 +95,4 @@ def test_stages_say_what_one_process_says() -> None:
         **{f"{phase}/{op}": "bf16/bf16/torch.linear"
            for phase in ("prefill", "decode") for op in ("linear/16", "head")},
     }  # fmt: skip
-
-    def split(*cuts: int) -> ServingDecision:
-        stages = [
-            {"rank": rank, "device": "localhost/cpu:threads=1", "start": start, "end": end,
-             "bits": [16] * (end - start), "kernels": kernels}
-            for rank, (start, end) in enumerate(zip((0, *cuts), (*cuts, 3), strict=True))
-        ]  # fmt: skip
-        document = {"stages": stages, "prefill_microbatch": 2, "decode_microbatch": 4,
-                    "average_bits": 16, "omega": 0}  # fmt: skip
-        return ServingDecision.model_validate_json(json.dumps(document))
-
-    here, _ = load_cluster("2xcpu:threads=1")
-    torch.set_num_threads(1)
-    for mode in ("reference", "forced"):
-        one, two = (
-            single_process_tokens(model, here, workload, decision, mode, 0)
-            for decision in (split(), split(1))
-        )
-        assert compare_tokens(two, one, mode).exact
+    check_stages(model, workload, kernels)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 import foreplan
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
-from foreplan.planner.api import load_cluster
 from foreplan.planner.export import export_plan
 from foreplan.planner.plan import Plan
-from foreplan.planner.serving.kernels import compare_tokens, single_process_tokens
 from foreplan.planner.serving.shapes import serving_programs
-from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
+from foreplan.planner.serving.spec import ServingWorkload
 
 WORKLOAD = {
     "batch": 4, "prompt_tokens": 200, "new_tokens": 9, "prefill_microbatch": 2,
@@ -130,7 +128,9 @@ def small(name: str) -> Model:
 
 @pytest.mark.parametrize("kv_bits", [16, 8])
 @pytest.mark.parametrize("name", KINDS)
-def test_stages_say_what_one_process_says(name: str, kv_bits: int) -> None:
+def test_stages_say_what_one_process_says(
+    name: str, kv_bits: int, check_stages: Callable[..., None]
+) -> None:
     model = small(name)
     workload = ServingWorkload(**(WORKLOAD | {"prompt_tokens": 50, "kv_bits": kv_bits}))
     attention = f"bf16/bf16/torch.{KINDS[name][1]}"
@@ -140,22 +140,4 @@ def test_stages_say_what_one_process_says(name: str, kv_bits: int) -> None:
         f"{phase}/{op}": attention if op == "attention" else "bf16/bf16/torch.linear"
         for phase in ("prefill", "decode") for op in ("linear/16", "head", "attention")
     }  # fmt: skip
-
-    def split(*cuts: int) -> ServingDecision:
-        stages = [
-            {"rank": rank, "device": "localhost/cpu:threads=1", "start": start, "end": end,
-             "bits": [16] * (end - start), "kernels": kernels}
-            for rank, (start, end) in enumerate(zip((0, *cuts), (*cuts, 3), strict=True))
-        ]  # fmt: skip
-        document = {"stages": stages, "prefill_microbatch": 2, "decode_microbatch": 4,
-                    "average_bits": 16, "omega": 0, "kv_bits": kv_bits}  # fmt: skip
-        return ServingDecision.model_validate_json(json.dumps(document))
-
-    here, _ = load_cluster("2xcpu:threads=1")
-    torch.set_num_threads(1)
-    for mode in ("reference", "forced"):
-        one, two = (
-            single_process_tokens(model, here, workload, decision, mode, 0)
-            for decision in (split(), split(1))
-        )
-        assert compare_tokens(two, one, mode).exact
+    check_stages(model, workload, kernels)
