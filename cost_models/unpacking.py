@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
-from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL
 from foreplan.datasets.program import Program
 
@@ -42,7 +42,7 @@ def unpacked_weights(program: Program) -> float:
         return float(d["n"] * d["k"])
     if program.op == "attention":
         return 2.0 * d["batch"] * d["keys"] * d["kv_heads"] * d["head_dim"]
-    if program.op == "experts":
+    if program.op in EXPERT_OPERATORS:
         weights = 3 * d["ffn"] * d["hidden"]
         return weights * touched_experts(d["rows"], d["experts"], d["active"])
     return 0.0

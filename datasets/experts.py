@@ -21,6 +21,9 @@ from foreplan.datasets.specs import StrictModel
 
 #: Up to so many rows an expert computes every number of rows as it is; so many may be added.
 MOST_PADDING = 8
+#: Operators that are all experts of a layer: of SiLU, and as gpt-oss has them, with biases and a
+#: clamped activation.
+EXPERT_OPERATORS = frozenset({"experts", "biased_experts"})
 #: What the MLP of a layer is: plain, or a mixture of experts.
 LayerClass = Literal["dense", "moe"]
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from foreplan.datasets.dtypes import DTYPE_BYTES, cache_bytes, weight_bytes
-from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.operator_bytes import (
     activation_bytes,
     attention_bytes,
@@ -152,10 +152,13 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
             ),
         ),
         # Gated MLPs, each on the rows that chose it, and the weighted sum of their outputs.
-        "experts": Operator(
-            ("rows", "experts", "active", "ffn", "hidden"),
-            lambda d: 6.0 * d["rows"] * d["active"] * d["ffn"] * d["hidden"],
-            expert_bytes,
+        **dict.fromkeys(
+            sorted(EXPERT_OPERATORS),
+            Operator(
+                ("rows", "experts", "active", "ffn", "hidden"),
+                lambda d: 6.0 * d["rows"] * d["active"] * d["ffn"] * d["hidden"],
+                expert_bytes,
+            ),
         ),
         # One product of a layer of experts, and its gradient by the weights: zeros without rows.
         "grouped": _grouped(lambda d: touched_experts(d["rows"], d["experts"], d["active"])),
@@ -388,11 +391,11 @@ OPERATORS = MappingProxyType(
 #: Operators whose time is bound by products, so that a device's peak rate matters.
 PRODUCTS = (
     ATTENTIONS
+    | EXPERT_OPERATORS
     | frozenset(
         [
             "linear",
             "router",
-            "experts",
             "grouped",
             "grouped_gradient",
             "matmul",

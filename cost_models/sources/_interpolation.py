@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.operators import ATTENTIONS, OPERATORS, PRODUCTS
 from foreplan.datasets.program import Variant
 
@@ -49,7 +49,7 @@ def _features(op: str) -> Callable[[Dims], list[float]]:
         return lambda d: [1.0, flops(d), d["n"] * d["k"], d["rows"] * (d["n"] + d["k"])]
     if op.startswith("embedding_"):
         return lambda d: [1.0, d["rows"] * d["cols"], d["vocab"] * d["cols"]]
-    if op == "experts":
+    if op in EXPERT_OPERATORS:
         return lambda d: [
             1.0,
             flops(d),

@@ -16,7 +16,7 @@ import math
 from dataclasses import replace
 
 from foreplan.cost_models.costs import Estimate
-from foreplan.datasets.experts import touched_experts
+from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.kernels.registry import FEW_ROWS
 from foreplan.datasets.operator_bytes import visible_pairs
 from foreplan.datasets.program import Program, Variant, program
@@ -69,7 +69,7 @@ def expert_parts(item: Program) -> Shares | None:
         return [(copied, 2.0 + d["turned"] / (d["plain"] + d["turned"]))]
     if item.op == "shared_gate":
         return [(program("elementwise", v, rows=d["rows"], cols=d["cols"], inputs=2), 1.0)]
-    if item.op not in ("experts", "grouped", "grouped_gradient"):
+    if item.op not in (*EXPERT_OPERATORS, "grouped", "grouped_gradient"):
         return None
     rows = d["rows"]
     touched = touched_experts(rows, d["experts"], d["active"])
@@ -80,7 +80,15 @@ def expert_parts(item: Program) -> Shares | None:
         return _grouped_gradient(item, drawn / touched, touched)
     ffn, hidden = d["ffn"], d["hidden"]
     wide = Variant("bf16", "bf16", "any")
+    beside: Shares = []
+    if item.op == "biased_experts":  # values clamped, shifted and scaled, and both biases
+        beside = [
+            (program("elementwise", wide, rows=drawn, cols=ffn, inputs=1), 5.0),
+            (program("elementwise", wide, rows=drawn, cols=2 * ffn, inputs=2), 1.0),
+            (program("elementwise", wide, rows=drawn, cols=hidden, inputs=2), 1.0),
+        ]
     return [
+        *beside,
         (program("elementwise", wide, rows=drawn, cols=hidden, inputs=1), 1.0),  # gathered
         *_grouped(v, drawn / touched, touched, 2 * ffn, hidden),
         (program("activation", _ACTIVATION, rows=drawn, cols=ffn), 1.0),
@@ -97,11 +105,11 @@ def on_a_gpu(item: Program, part: Program, estimate: Estimate) -> Estimate:
         part: one of its parts.
         estimate: of the part, by itself one product of one weight.
     """
-    if part.op == "activation" and item.op == "experts":
+    if part.op == "activation" and item.op in EXPERT_OPERATORS:
         few, sorted_s, more_s = _SORTED
         sorting_s = sorted_s if part.dims["rows"] <= few else more_s
         return Estimate.total([estimate, Estimate.exact(sorting_s, estimate.source)])
-    if part.op != "linear" or item.op not in ("experts", "grouped"):
+    if part.op != "linear" or item.op not in (*EXPERT_OPERATORS, "grouped"):
         return estimate
     rows, v = part.dims["rows"], part.variant
     if v.kernel.endswith("fragment_linear"):
@@ -110,7 +118,7 @@ def on_a_gpu(item: Program, part: Program, estimate: Estimate) -> Estimate:
         return estimate.times(
             1.0 + _INT4_SLOWER * _between_rows(rows, _INT4_ROWS) * (v.storage == "int4")
         )
-    if item.op == "experts" and rows <= _OWN_ROWS[1]:
+    if item.op in EXPERT_OPERATORS and rows <= _OWN_ROWS[1]:
         return estimate.times(1.0 + _OWN_SLOWER * _between_rows(rows, _OWN_ROWS))
     return Estimate.total([estimate.times(_GROUPED), Estimate.exact(_GROUPED_S, estimate.source)])
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foreplan.datasets.device import Device
+from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 
@@ -207,7 +208,7 @@ def kernels_for(
     """
     if device_kind not in DEVICE_KINDS:
         raise SpecError("device kind", got=device_kind, expected=f"one of {list(DEVICE_KINDS)}")
-    if op in ("linear", "experts"):
+    if op == "linear" or op in EXPERT_OPERATORS:
         return [
             variant
             for variant, row in _LINEAR.items()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.dtypes import cache_bytes
+from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.kernels.cold_operands import held_cache
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.kernels.registry import (
@@ -118,7 +119,7 @@ class Inputs:
         """
         if program.op == "linear":
             return self._linear(program)
-        if program.op == "experts":
+        if program.op in EXPERT_OPERATORS:
             return self._experts(program)
         # Weights that fill the caches twice are enough at a time: here are others (`_product`).
         self._weight_key, self._weights = (), []
@@ -192,12 +193,15 @@ class Inputs:
         routes = itertools.cycle(
             [(chosen, share / share.sum(-1, keepdim=True)) for share, chosen in draws]
         )
-        activate = function("activation", Variant("bf16", "bf16", "torch.silu_mul"))
+        biased = program.op == "biased_experts"
+        kernel_of = "torch.clamped_silu_mul" if biased else "torch.silu_mul"
+        activate = function("activation", Variant("bf16", "bf16", kernel_of))
+        biases = (self._draw(count, 2 * ffn), self._draw(count, hidden)) if biased else (None, None)
         how = f"{len(draws)} uniform draws of experts in turn"
         if grouped is not None:
             all_experts = itertools.cycle(zip(ups, downs, strict=True))
             return Runnable(
-                lambda: grouped(x, *next(routes), *next(all_experts), activate),
+                lambda: grouped(x, *next(routes), *next(all_experts), activate, *biases),
                 f"{self._cold('experts', each)}; {how}",
                 max(each, len(draws)),
             )
@@ -207,7 +211,7 @@ class Inputs:
         run, mlps, copies = kernel.run, expert_mlps(), each // count
         # The host decides which experts run, so that the calls are issued one by one.
         return Runnable(
-            lambda: mlps(x, *next(routes), *next(turn), run, activate),
+            lambda: mlps(x, *next(routes), *next(turn), run, activate, biases),
             f"{self._cold('experts', copies)}; {how}",
             None if self.kind == "cuda" else copies,
         )

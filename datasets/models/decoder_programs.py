@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from foreplan.datasets.experts import LayerClass
+from foreplan.datasets.experts import EXPERT_OPERATORS, LayerClass
 from foreplan.datasets.models.attention_window import spans
 from foreplan.datasets.models.latent_programs import (
     attention_call,
@@ -120,7 +120,7 @@ class _Counter:
         """Count one call; the variant is chosen where the operator has a choice."""
         if self.choose is not None and op == "linear":
             self.add_as(op, self.choose(op, dims), **dims)
-        elif self.choose is not None and op == "experts":
+        elif self.choose is not None and op in EXPERT_OPERATORS:
             self.add_as(op, self.choose("linear", dims), **dims)
         else:
             self.add_as(op, fixed_variant(self.model, op), **dims)
@@ -201,7 +201,7 @@ def product_programs(model: Model, rows: int, variant: Variant) -> Counts:
     found: dict[Program, int] = {}
     for layer_class, layers in Counter(model.layer_classes).items():
         for made, count in layer_programs(model, rows, 1, 1, lambda *_: variant, layer_class):
-            if made.op in ("linear", "experts"):
+            if made.op == "linear" or made.op in EXPERT_OPERATORS:
                 found[made] = found.get(made, 0) + count * layers
     return list(found.items())
 
@@ -236,7 +236,8 @@ def _mixture(run: _Counter, rows: int, linears: Mapping[str, Mapping[str, int]])
     assert experts is not None  # only such models have layers of this class
     chosen = {"experts": experts.count, "active": experts.active, "hidden": hidden}
     run.add("router", rows=rows, **chosen)
-    run.add("experts", rows=rows, ffn=experts.ffn, **chosen)
+    op = "biased_experts" if experts.routing.biased else "experts"
+    run.add(op, rows=rows, ffn=experts.ffn, **chosen)
     if experts.shared_ffn:
         run.add("linear", rows=rows, **linears["shared_up"])
         run.add("activation", rows=rows, cols=experts.shared_ffn)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.kernels.registry import kernels_for, layout_of
 from foreplan.datasets.program import Program, Variant, program
 
@@ -122,7 +123,7 @@ def _order(item: Program) -> tuple[object, ...]:
     if item.op == "linear":
         rows, n, k = item.sizes
         return (item.op, n, k, layout_of(item.variant), rows, str(item.variant))
-    if item.op == "experts":
+    if item.op in EXPERT_OPERATORS:
         rows, *rest = item.sizes
         return (item.op, *rest, layout_of(item.variant), rows, str(item.variant))
     return (item.op, str(item.variant), *item.sizes)

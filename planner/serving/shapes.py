@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from foreplan.cost_models.tensor_parallel import degrees, shard_model
+from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.kernels.registry import kernels_for, quantises_activations
 from foreplan.datasets.models.attention_window import distinct_kinds
 from foreplan.datasets.models.decoder_programs import (
@@ -61,7 +62,7 @@ def _programs(model: Model, workload: ServingWorkload, device_kind: str) -> Iter
             for kind in distinct_kinds(model, prompt + new):
                 yield from (
                     p for p, _ in layer_programs(model, batch, queries, keys, wanted, *kind)
-                    if p.op not in ("linear", "experts")
+                    if p.op not in ("linear", *EXPERT_OPERATORS)
                     or (p.variant.storage in storages and _runs(p, device_kind))
                 )  # fmt: skip
             yield from (

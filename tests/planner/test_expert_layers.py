@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.kernels import registry
 from foreplan.datasets.kernels.registry import expert_mlps, kernels_for, linear_kernel
 from foreplan.datasets.kernels.runnable import Inputs
@@ -295,13 +297,18 @@ class Recorder:
 
         return noted if op in (*ATTENTIONS, "router", "shared_gate", "activation") else run
 
+    @staticmethod
+    def op_of(args: Sequence[Any]) -> str:
+        """The operator that a call of experts is, by its biases."""
+        return "experts" if args[-1] == (None, None) else "biased_experts"
+
     def expert_mlps(self) -> Callable[..., Any]:
         run = registry.expert_mlps()
 
         def noted(*args: Any) -> Any:
             x, chosen, _, ups, _, linear, _, _ = args
             self.calls[program(
-                "experts", self.variants[linear], rows=len(x), experts=len(ups),
+                self.op_of(args), self.variants[linear], rows=len(x), experts=len(ups),
                 active=chosen.shape[1], ffn=ups[0].n // 2, hidden=x.shape[1],
             )] += 1  # fmt: skip
             self.within = True
@@ -336,7 +343,7 @@ def test_a_stage_runs_the_listed_programs(
         monkeypatch.setattr(module, "linear_kernel", recorder.linear_kernel)
     monkeypatch.setattr(_expert_layer, "expert_mlps", recorder.expert_mlps)
     (stage, _) = stages(model, open_weights(model), [INT8] * 3, [2])
-    noted = {"linear", "router", "experts", "shared_gate", "activation", *ATTENTIONS}
+    noted = {"linear", "router", "shared_gate", "activation", *EXPERT_OPERATORS, *ATTENTIONS}
     attention = SINKS if model.sinks else SDPA
 
     def expected(batch: int, queries: int, keys: int, linear: Variant) -> Counter[Program]:
@@ -380,8 +387,9 @@ def test_bytes_held_are_the_bytes_planned(name: str, variants: PhaseKernels) -> 
 def test_a_profile_calls_what_the_runtime_calls(rows: int) -> None:
     inputs = Inputs("cpu")
     dims = {"rows": rows, "experts": 6, "active": 2, "hidden": 64}
-    for variant in kernels_for("experts", "cpu", n=64, k=64)[:3]:
-        made = inputs.runnable(program("experts", variant, ffn=64, **dims))
+    cases = itertools.product(EXPERT_OPERATORS, kernels_for("experts", "cpu", n=64, k=64)[:3])
+    for op, variant in cases:
+        made = inputs.runnable(program(op, variant, ffn=64, **dims))
         assert isinstance(made.call(), Tensor)
         assert "uniform draws" in made.cache_state
     for variant in kernels_for("router", "cpu"):

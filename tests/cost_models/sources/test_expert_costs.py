@@ -45,6 +45,17 @@ def test_parts_do_the_work_of_the_whole(rows: int, count: int, data: st.DataObje
     assert read == pytest.approx(2 * 3 * 64 * 128 * touched)
 
 
+def test_biases_and_a_clamped_activation_cost_more() -> None:
+    dims = {"rows": 16, "experts": 32, "active": 4, "ffn": 2880, "hidden": 2880}
+    plain, biased = (
+        PREDICTED.estimate(program(op, Variant.parse(KERNELS[0]), **dims), "h200")
+        for op in ("experts", "biased_experts")
+    )
+    assert plain is not None
+    assert biased is not None
+    assert plain.mean_s + 5e-6 < biased.mean_s < 1.2 * plain.mean_s
+
+
 def test_what_is_no_mixture_has_no_parts() -> None:
     linear = program("linear", Variant.parse(KERNELS[0]), rows=4, n=8, k=8)
     assert expert_parts(linear) is None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.kernels.registry import function, kernels_for
 from foreplan.datasets.models.decoder_memory import layer_bytes, stage_bytes
 from foreplan.datasets.models.decoder_programs import (
@@ -34,7 +35,7 @@ def test_linear_flops_are_two_per_weight_and_row(name: str) -> None:
     model = load_model(name)
     for layer_class in sorted(set(model.layer_classes)):
         counts = layer_programs(model, 2, 16, 16, choose, layer_class)
-        products = [(p, count) for p, count in counts if p.op in ("linear", "experts")]
+        products = [(p, count) for p, count in counts if p.op in ("linear", *EXPERT_OPERATORS)]
         weights = sum(linear.n * linear.k for linear in model.linears_of(layer_class))
         if layer_class == "moe":
             each = sum(linear.n * linear.k for linear in model.expert_linears)
