@@ -17,10 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from foreplan.cost_models.lowering.kernel_words import batch_norm_words
-from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors
+from foreplan.datasets.graphs.operator_call import ELEMENT_BYTES, OperatorCall, described_tensors
 from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.operators import OF_BATCH
 
@@ -46,13 +45,6 @@ _LINEAR = frozenset(
 _WORTH_BYTES = 10
 #: Sums below which each is split over blocks and ends in a kernel of its own (assumed).
 _FEW_ROWS = 32
-#: Bytes of an element, by torch's name of its type.
-_WIDTHS = MappingProxyType(
-    {
-        "complex128": 16, "complex64": 8, "float64": 8, "int64": 8, "float32": 4, "int32": 4,
-        "float16": 2, "bfloat16": 2, "int16": 2, "bool": 1, "int8": 1, "uint8": 1,
-    }
-)  # fmt: skip
 
 
 @dataclass
@@ -330,7 +322,7 @@ def _row(node: OperatorNode) -> int:
 
 
 def _width(dtype: str) -> int:
-    return _WIDTHS.get(dtype, 4)
+    return ELEMENT_BYTES.get(dtype, 4)
 
 
 def _bytes(tensor: tuple[Sequence[int], Sequence[int], str]) -> float:

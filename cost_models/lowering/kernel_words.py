@@ -16,7 +16,12 @@ from foreplan.cost_models.lowering.gradient_maps import SCANS
 from foreplan.cost_models.lowering.graph_gradients import BIAS_FIRST
 from foreplan.cost_models.lowering.graph_step import Phase
 from foreplan.cost_models.lowering.map_kernel import TANH, is_map
-from foreplan.datasets.graphs.operator_call import OperatorCall, described_tensors, row_strides
+from foreplan.datasets.graphs.operator_call import (
+    ELEMENT_BYTES,
+    OperatorCall,
+    described_tensors,
+    row_strides,
+)
 from foreplan.datasets.operators import OF_BATCH
 from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED
 
@@ -28,8 +33,6 @@ _COLUMNS_FIRST = frozenset({"addmm", "mm", "matmul", "bmm", "baddbmm", "addbmm"}
 _OF_IMAGES = ("upsample_nearest2d", "upsample_bilinear2d")
 #: A processor's nearest cache.
 _LINE_BYTES, _SETS, _WAYS = 64, 64, 12
-#: Bytes of an element where they are not four.
-_WIDTHS = MappingProxyType({"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2})
 #: What goes through one dimension or several, and the place of these among its arguments.
 _THROUGH = MappingProxyType(
     dict.fromkeys(
@@ -163,7 +166,7 @@ def _crowds(arguments: str) -> bool:
     if len(dims) != 1:
         return False
     (dim,) = dims
-    lines, rest = divmod(math.prod(shape[dim + 1 :]) * _WIDTHS.get(dtype, 4), _LINE_BYTES)
+    lines, rest = divmod(math.prod(shape[dim + 1 :]) * ELEMENT_BYTES.get(dtype, 4), _LINE_BYTES)
     return not rest and lines > 0 and shape[dim] > _WAYS * _SETS // math.gcd(lines, _SETS)
 
 

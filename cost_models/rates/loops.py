@@ -24,7 +24,9 @@ _LONGEST = 128
 #: gradients repeat four times or so.
 _TURNS, _CALLS = 8, 32
 #: Kinds of operators with a weight, which come in modules.
-_OF_MODULES = frozenset({"linear", "conv", "norm", "embedding", "attention", "recurrent"})
+_OF_MODULES = frozenset(
+    {"linear", "bilinear", "convolution", "norm", "embedding", "attention", "recurrent"}
+)
 
 
 def looped_steps(steps: Sequence[Step], near_bytes: float) -> NDArray[np.bool_]:

@@ -19,6 +19,13 @@ from typing import Any
 #: Words of an argument's text: a tensor, and torch's own constants. No argument has such a name.
 TENSOR, DTYPE, DEVICE = "$tensor", "$dtype", "$device"
 MEMORY_FORMAT, LAYOUT = "$memory_format", "$layout"
+#: Bytes of an element, by torch's name of its type.
+ELEMENT_BYTES = MappingProxyType(
+    {
+        "complex128": 16, "complex64": 8, "float64": 8, "int64": 8, "float32": 4, "int32": 4,
+        "float16": 2, "bfloat16": 2, "int16": 2, "bool": 1, "int8": 1, "uint8": 1,
+    }
+)  # fmt: skip
 _DTYPE_NAMES = MappingProxyType(
     {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 )

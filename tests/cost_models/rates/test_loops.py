@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from foreplan.cost_models.lowering.graph_programs import lower
-from foreplan.cost_models.lowering.graph_step import Step
+from foreplan.cost_models.lowering.graph_step import PHASES, Step
 from foreplan.cost_models.rates.loops import looped_steps
 from foreplan.cost_models.rates.processor_host import processor_host_s
 from foreplan.cost_models.rates.reuse import near_loops, pass_waits
@@ -65,6 +66,34 @@ class Recurrence(nn.Module):
         for _ in range(50):
             state = torch.exp(-state) * x + state * 0.5
         return state
+
+
+class Stack(nn.Module):
+    """Many alike modules with a weight each, behind one another."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(copy.deepcopy(part) for _ in range(40))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = torch.relu(part(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("part", "shape"),
+    [
+        (nn.Conv2d(4, 4, 3, padding=1), (1, 4, 8, 8)),
+        (nn.Linear(16, 16), (1, 16)),
+        (nn.LayerNorm(16), (2, 16)),
+        (nn.GroupNorm(2, 4), (1, 4, 8, 8)),
+    ],
+)
+def test_modules_with_weights_are_no_loop(part: nn.Module, shape: tuple[int, ...]) -> None:
+    for phase in PHASES:
+        graph = capture(Stack(part), [torch.rand(shape)], eager=True, training=phase == "training")
+        assert not looped_steps(lower(graph, phase), 1 << 20).any()
 
 
 def lowered(module: nn.Module, width: int) -> list[Step]:
