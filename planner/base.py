@@ -126,6 +126,7 @@ class Kernels(Protocol):
     after what the action depends on has arrived, and moves ``payload`` into the peer's ``buffer``
     for sends and receives; a collective works on ``payload`` in place. Kernels with an attribute
     ``keeps_buffers = True`` have for every receive of a run a buffer of its own, the same in every
+    run; with ``keeps_collected = True`` a collective of theirs works on the same memory in every
     run. Ops in an attribute ``computes_nothing`` stand in a schedule for time alone: they are not
     run.
     """

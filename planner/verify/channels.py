@@ -6,7 +6,8 @@ communicator and a stream of its own, and so has each group of a collective; the
 anything is timed. Where the kernels receive into the same memory in every run and the GPUs of all
 ranks can reach it, messages go by copy engines instead (`PeerMemory`).
 
-Members of an NCCL collective that something is computed beside meet before it is started
+Collectives that work on the same memory in every run are recorded as CUDA graphs, which take the
+host one call. Members of one that something is computed beside meet before it is started
 (`Meetings`), because its kernel would wait for them on multiprocessors.
 
 A stream that waits for a message carries nothing else, of NCCL's neither: what stood behind the
@@ -38,12 +39,16 @@ class Channels(Protocol):
 
     messages: str
 
-    def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
+    def prepare(
+        self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None,
+        collectives: Sequence[tuple[Step, torch.Tensor]] = (),
+    ) -> None:  # fmt: skip
         """Make ready for messages; called once by all ranks, before anything is posted.
 
         Args:
             sends: tags of this rank's sends.
             buffers: what it receives into, by tag, if that is the same in every run.
+            collectives: those that work on the same memory in every run, and on which.
         """
         ...
 

@@ -79,7 +79,10 @@ class GlooChannels:
             ranks = None if members is None else list(members)
             return dist.new_group(ranks, backend="gloo", timeout=self._timeout)
 
-    def prepare(self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None) -> None:
+    def prepare(
+        self, sends: Sequence[int], buffers: Mapping[int, torch.Tensor] | None,
+        collectives: Sequence[tuple[Step, torch.Tensor]] = (),
+    ) -> None:  # fmt: skip
         """Nothing to do."""
 
     def post(self, place: int, step: Step, tensor: torch.Tensor) -> None:

@@ -69,6 +69,8 @@ class Runtime:
             [step.tag for step in program.steps if step.kind == "send"],
             {s.tag: kernels.buffer(s.action) for s in program.steps if s.kind == "recv"}
             if fixed else None,
+            [(s, kernels.payload(s.action)) for s in program.steps if s.kind == "collective"]
+            if getattr(kernels, "keeps_collected", False) else (),
         )  # fmt: skip
         order = sorted(range(len(program.steps)), key=lambda k: program.steps[k].index)
         self._in_schedule = tuple(order)

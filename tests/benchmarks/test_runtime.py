@@ -23,7 +23,7 @@ class Idle:
 
     buffer = payload
 
-    def prepare(self, sends, buffers):
+    def prepare(self, sends, buffers, collectives):
         pass
 
     def post(self, place, step, tensor):

@@ -73,6 +73,7 @@ class BubbleKernels:
     """
 
     keeps_buffers: bool = True
+    keeps_collected: bool = True
     computes_nothing: frozenset[str] = frozenset({"beside"})
 
     def __init__(

@@ -91,6 +91,7 @@ class BubbleTrainer:
 
     def close(self) -> None:
         """Close all connections and leave the run; called by all processes."""
+        del self._runtime  # NCCL waits for graphs that hold a communicator's kernels
         self._connections.close()
         dist.destroy_process_group()
 

@@ -54,7 +54,7 @@ class Loopback:
         self.clock, self.lost = clock, lost
         self.log: list[str] = []
 
-    def prepare(self, sends: Any, buffers: Any) -> None:
+    def prepare(self, sends: Any, buffers: Any, collectives: Any) -> None:
         self.log.clear()
 
     def post(self, place: int, step: Any, tensor: Any) -> None:

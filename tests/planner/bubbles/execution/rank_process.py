@@ -44,7 +44,7 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
     gpu = case["problem"][1].get("gpu", False)
     programs = rank_programs(schedule, ordered=gpu)
     count = len(programs[rank].steps)
-    device = torch.device("cuda", rank) if gpu else torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     clock: Clock = CudaClock(count, device) if gpu else HostClock(count)
     channels = connect(
         programs, rank, backend="nccl" if gpu else "gloo", clock=clock, device=device,
@@ -69,7 +69,11 @@ def run_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
 def be_rank(jobs: dict[str, Any], rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     if jobs.get("gpu"):
-        torch.cuda.set_device(rank)
+        count = torch.cuda.device_count()
+        torch.cuda.set_device(rank % count)
+        if count < jobs["ranks"]:
+            # NCCL takes two ranks on one GPU where it believes them to be on two hosts.
+            os.environ["NCCL_HOSTID"] = f"rank {rank}"
     else:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})

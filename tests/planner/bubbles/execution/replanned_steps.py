@@ -54,8 +54,9 @@ def replanned_steps(case: dict[str, Any], rank: int) -> dict[str, Any]:
     before = opened()
     restless = cast("OnlinePlanner", Restless(decisions)) if rank == 0 else None
     trainer = BubbleTrainer(
-        problem, decisions[0], rank, mode="reference", online=restless, adaptive=True
-    )
+        problem, decisions[0], rank, mode=case.get("mode", "reference"), online=restless,
+        adaptive=True,
+    )  # fmt: skip
     if case["resets"]:
         trainer.kernels.advance = trainer.kernels.reset  # type: ignore[method-assign]
     results, counts = [], [opened()]
