@@ -84,7 +84,7 @@ class RooflineSource:
         if work.op == "linear":
             fastest = max(fastest, self._read_bandwidth.get(device, 0.0))
         memory_s = work.bytes / fastest
-        unpack_s = unpacking_bytes(work) / figures.memory_bandwidth
+        unpack_s = unpacking_bytes(work, figures) / figures.memory_bandwidth
         if work.op not in _ARITHMETIC and work.op not in PRODUCTS:
             # Few FLOP a byte: no matrix peak bounds them, and a vector peak seldom does.
             return _estimate(memory_s + unpack_s, launch + window_s(work, figures, launch))
@@ -151,7 +151,7 @@ def unpacking(item: Program, figures: Device) -> Estimate:
     """Price of writing a weight out before it is multiplied by; 0 s for fused kernels."""
     if figures.memory_bandwidth is None:
         return _estimate(0.0, 0.0)
-    return _estimate(unpacking_bytes(item) / figures.memory_bandwidth, 0.0)
+    return _estimate(unpacking_bytes(item, figures) / figures.memory_bandwidth, 0.0)
 
 
 def _estimate(roofline_s: float, launch_s: float) -> Estimate:

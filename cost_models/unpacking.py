@@ -8,12 +8,16 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL
+from foreplan.datasets.kernels.row_shapes import row_seconds, takes_blocks
 from foreplan.datasets.program import Program
 
 #: Kernels that make the whole weight or cache in the compute dtype first, and those that do so for
 #: many rows.
 _KERNELS = ("dequant_linear", "unpack_linear", "upcast_linear", "dequant_sdpa")
 _FOR_MANY_ROWS = "fragment_linear"
+#: Of those the one of a single weight, which has blocks for tens of rows.
+_OF_ONE_WEIGHT = "foreplan.fragment_linear"
+_BITS = MappingProxyType({"int4": 4, "int8": 8})
 
 #: Seconds of one multiprocessor in which a fused kernel gets through a value of the weight, by
 #: storage and rows of a call: its time at 8192 x 8192 on a whole H200 of 132 (`measured`: 14.2,
@@ -33,10 +37,15 @@ _UNIT_S_A_WRITTEN_VALUE = MappingProxyType({"int4": 142e-12, "int8": 133e-12})
 _MEASURED_CHIP = "gh100"
 
 
-def unpacked_weights(program: Program) -> float:
-    """Elements of a weight, or of keys and values, that are written out; 0 for a fused kernel."""
+def unpacked_weights(program: Program, figures: Device | None = None) -> float:
+    """Elements of a weight, or of keys and values, that are written out; 0 for a fused kernel.
+
+    Args:
+        program: any.
+        figures: of its device; ``None`` = of one without blocks for tens of rows.
+    """
     d, kernel = program.dims, program.variant.kernel
-    if not (writes_out(program) or kernel.endswith(_KERNELS)):
+    if not (writes_out(program, figures) or kernel.endswith(_KERNELS)):
         return 0.0
     if program.op == "linear":
         return float(d["n"] * d["k"])
@@ -48,23 +57,29 @@ def unpacked_weights(program: Program) -> float:
     return 0.0
 
 
-def unpacking_bytes(program: Program) -> float:
+def unpacking_bytes(program: Program, figures: Device | None = None) -> float:
     """Fewest bytes that this moves beside `Program.bytes`: written once, read once.
 
     Kernels that shift, mask and scale one after another move several times that: decoding with
     them took 9-13 times what the packed bytes alone say (two H200, docs/results/h200_history.md).
+    Arguments as of `unpacked_weights`.
     """
-    return 2.0 * DTYPE_BYTES[program.variant.compute] * unpacked_weights(program)
+    return 2.0 * DTYPE_BYTES[program.variant.compute] * unpacked_weights(program, figures)
 
 
 def unpacking_floor_s(program: Program, figures: Device) -> float:
-    """Least seconds of a fused kernel for few rows, which unpacks in registers; 0 for others.
+    """Least seconds of a fused kernel for few or tens of rows, which unpacks in registers.
 
     Memory does not bound it where few multiprocessors stand before much bandwidth, as on slices.
-    0 too on chips where this was not measured.
+    0 for others, and on chips where this was not measured.
     """
     storage, rows = program.variant.storage, program.dims.get("rows", 0)
-    if writes_out(program) or not _measured(program, figures):
+    if not _measured(program, figures):
+        return 0.0
+    if in_blocks(program, figures):
+        n, k = program.dims["n"], program.dims["k"]
+        return row_seconds(_BITS[storage], rows, n, k, figures.units or 1)
+    if writes_out(program, figures):
         return 0.0
     by_rows = _UNIT_S_A_VALUE[storage]
     calls, rest = divmod(rows, ROWS_A_CALL)
@@ -74,10 +89,21 @@ def unpacking_floor_s(program: Program, figures: Device) -> float:
     return program.dims["n"] * program.dims["k"] * unit_s / (figures.units or 1)
 
 
-def writes_out(program: Program) -> bool:
-    """Whether a fused kernel has so many rows that it unpacks once and multiplies in bf16."""
+def in_blocks(program: Program, figures: Device | None) -> bool:
+    """Whether a fused kernel multiplies tens of rows by blocks, without writing the weight out."""
+    if program.variant.kernel != _OF_ONE_WEIGHT or figures is None:
+        return False
+    rows = program.dims["rows"]
+    return rows > ROWS_A_CALL and takes_blocks(rows, figures.compute_capability)
+
+
+def writes_out(program: Program, figures: Device | None = None) -> bool:
+    """Whether a fused kernel has so many rows that it unpacks once and multiplies in bf16.
+
+    Arguments as of `unpacked_weights`.
+    """
     fused = program.variant.kernel.endswith(_FOR_MANY_ROWS)
-    return fused and program.dims["rows"] > FEW_ROWS
+    return fused and program.dims["rows"] > FEW_ROWS and not in_blocks(program, figures)
 
 
 def writing_s(program: Program, figures: Device) -> float | None:
@@ -85,7 +111,7 @@ def writing_s(program: Program, figures: Device) -> float | None:
 
     ``None`` for other kernels and on chips where this was not measured.
     """
-    if not writes_out(program) or not _measured(program, figures):
+    if not writes_out(program, figures) or not _measured(program, figures):
         return None
     unit_s = _UNIT_S_A_WRITTEN_VALUE[program.variant.storage]
     return unpacked_weights(program) * unit_s / (figures.units or 1)

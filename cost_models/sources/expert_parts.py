@@ -170,6 +170,8 @@ def _capped_attention(item: Program) -> Shares:
 
 
 def _grouped(variant: Variant, rows: float, experts: float, n: int, k: int) -> Shares:
+    # A kernel of its own: that of one weight has blocks for tens of rows.
+    variant = replace(variant, kernel=variant.kernel.replace("foreplan.", "foreplan.grouped_"))
     return [
         (program("linear", variant, rows=m, n=t * n, k=k), share * part)
         for m, share in _between(rows)

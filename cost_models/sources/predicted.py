@@ -80,7 +80,7 @@ class PredictedSource:
         for part, estimate in found.items():
             if estimate is not None and figures.kind == "cpu":
                 continue  # a processor's rates have unpacking among their terms
-            if estimate is not None and unpacked_weights(part):
+            if estimate is not None and unpacked_weights(part, figures):
                 # The tables that it was trained on know kernels that unpack in registers alone.
                 extra, least_s = unpacking(part, figures), writing_s(part, figures)
                 if least_s is None and device in self._switch_s:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from foreplan.cost_models.costs import Estimate
-from foreplan.cost_models.unpacking import unpacking_floor_s
+from foreplan.cost_models.unpacking import in_blocks, unpacking_floor_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.kernels.registry import ROWS_A_CALL
@@ -165,6 +165,8 @@ def _seconds(program: Program, figures: Device, units: int) -> float | None:
     assert rate is not None
     if program.op == "linear":
         unpacked_s = unpacking_floor_s(program, figures)
+        if in_blocks(program, figures):  # the whole kernel's time
+            return max(program.bytes / rate, unpacked_s)
         plain = str(program.variant) == "bf16/bf16/torch.linear" and d["rows"] <= ROWS_A_CALL
         known = plain or unpacked_s > 0
         return _PRODUCT_S + max(program.bytes / rate, unpacked_s) if known else None

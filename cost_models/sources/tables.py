@@ -115,7 +115,7 @@ class InterpolatedSource:
         fit = self._fit(profile, work)
         if fit is None:
             return None
-        found = fit.predict(_computed(work))
+        found = fit.predict(_computed(work, profile))
         if found.beyond > FAR:
             return None
         # Each doubling beyond the range adds the whole interval once more.
@@ -137,7 +137,7 @@ class InterpolatedSource:
                 for measured, row in profile.by_program.items()
                 if row.status == "ok" and regime(measured) == regime(work)
             ]
-            self._fits[key] = _interpolation(work.op, rows) if rows else None
+            self._fits[key] = _interpolation(work.op, rows, profile) if rows else None
         return self._fits[key]
 
 
@@ -145,22 +145,23 @@ def _failed(profiles: Mapping[str, Profile]) -> FailedSource:
     return FailedSource({name: profile.rows for name, profile in profiles.items()})
 
 
-def _interpolation(op: str, rows: list[Row]) -> Interpolation:
+def _interpolation(op: str, rows: list[Row], profile: Profile) -> Interpolation:
     """Through the medians of rows; of those that compute the same, through their geometric mean."""
     alike: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
-        alike.setdefault(tuple(_computed(row.program()).values()), []).append(row)
-    dims = [_computed(group[0].program()) for group in alike.values()]
+        alike.setdefault(tuple(_computed(row.program(), profile).values()), []).append(row)
+    dims = [_computed(group[0].program(), profile) for group in alike.values()]
     medians = [math.exp(fmean(math.log(_median(r)) for r in g)) for g in alike.values()]
     spread = [fmean(0.5 * math.log(_high(r) / _low(r)) for r in g) for g in alike.values()]
     return Interpolation(op, dims, medians, spread)
 
 
-def _computed(item: Program) -> dict[str, int]:
+def _computed(item: Program, profile: Profile) -> dict[str, int]:
     """Dimensions of what a program's kernel computes."""
     dims = dict(item.dims)
     if item.op == "linear":
-        dims["rows"] = computed_rows(item.variant, dims["rows"])
+        capability = profile.device.compute_capability
+        dims["rows"] = computed_rows(item.variant, dims["rows"], capability)
     return dims
 
 

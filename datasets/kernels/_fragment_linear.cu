@@ -17,7 +17,8 @@
 typedef unsigned int u32;
 typedef unsigned short u16;
 DEV u32 lop(u32 a, u32 m, u32 o){ u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(m), "r"(o)); return r; }
-DEV u32 sub2(u32 a, u32 b){ u32 r; asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+// a - b; there is no such instruction before compute capability 9.0.
+DEV u32 sub2(u32 a, u32 b){ u32 r; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(b), "r"(0xbf80bf80), "r"(a)); return r; }
 DEV void mma(float* c, const u32* a, u32 b0, u32 b1){
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
    : "+f"(c[0]),"+f"(c[1]),"+f"(c[2]),"+f"(c[3]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]),"r"(b0),"r"(b1)); }

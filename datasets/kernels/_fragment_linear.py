@@ -3,8 +3,9 @@
 A weight ``[N, K]`` is cut into tiles of 16 features x 64 inputs, and each tile is stored as the
 operand fragments of the tensor cores' ``mma.m16n8k16``: 512 bytes of 4-bit values or twice 512 of
 8-bit ones, in the order in which lanes take them (`to_fragments`). At few rows the kernel of
-``_fragment_linear.cu`` multiplies from that form; at many rows the weight is unpacked to bf16 once
-and multiplied by cuBLAS. Compiled on first use by NVRTC, which torch brings along.
+``_fragment_linear.cu`` multiplies from that form, at tens to hundreds `_fragment_rows`, where the
+GPU can; at many rows the weight is unpacked to bf16 once and multiplied by cuBLAS. Compiled on
+first use by NVRTC, which torch brings along.
 
 Measured in ``docs/results/kernels.md``.
 """
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foreplan.datasets.kernels._cuda_source import cuda_kernel
+from foreplan.datasets.kernels import _fragment_rows
+from foreplan.datasets.kernels._cuda_source import cuda_kernel, nothing
 from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL, Packed
 
 GROUP = 64
@@ -68,6 +70,8 @@ def run(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
         MissingDataError: as `cuda_kernel`.
     """
     bits = 4 if packed.layout.startswith("int4") else 8
+    if x.shape[0] > ROWS_A_CALL and _fragment_rows.fits(x):
+        return _fragment_rows.run(x.contiguous(), packed, bias, bits)
     if x.shape[0] > FEW_ROWS:
         return F.linear(x, unpacked(packed, bits), bias)
     x = x.contiguous()
@@ -108,12 +112,6 @@ def unpacked(packed: Packed, bits: int) -> Tensor:
         ],
     )  # fmt: skip
     return out
-
-
-@functools.cache
-def nothing(device: torch.device) -> Tensor:
-    """A tensor whose address is null: an argument that is not there."""
-    return torch.empty(0, dtype=torch.bfloat16, device=device)
 
 
 def _shape(bits: int, row_tiles: int, n: int) -> tuple[int, int, int]:

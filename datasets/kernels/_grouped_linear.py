@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foreplan.datasets.kernels._cuda_source import nothing
 from foreplan.datasets.kernels._expert_routes import biased
-from foreplan.datasets.kernels._fragment_linear import GROUP, compiled, nothing, unpacked
+from foreplan.datasets.kernels._fragment_linear import GROUP, compiled, unpacked
 from foreplan.datasets.kernels.registry import FEW_ROWS, Packed
 
 #: Rows an expert, on average, up to which a bf16 weight is multiplied as few rows are: with 32

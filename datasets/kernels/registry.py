@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foreplan.datasets.device import Device
 from foreplan.datasets.experts import EXPERT_OPERATORS
+from foreplan.datasets.kernels.row_shapes import BLOCK_ROWS, takes_blocks
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
 
@@ -89,8 +90,9 @@ class _Row(NamedTuple):
     k_multiple: int = 1
 
 
-#: Rows of one call of the fused CUDA kernels, and the most rows for which several calls of them are
-#: faster than unpacking (``measured``, kernels.md: 27-36 us a call against 120 us at 8192 x 8192).
+#: Rows of one call of the fused CUDA kernels, and, on GPUs without blocks for tens of rows, most
+#: rows for which several calls of them are faster than unpacking (``measured``, kernels.md: 27-36
+#: us a call against 120 us at 8192 x 8192).
 ROWS_A_CALL, FEW_ROWS = 32, 96
 #: Rows for which torch's packed kernels expand a weight once, and what that takes, in rows.
 _PACKED_ROWS, _EXPANDING_ROWS = 4, 3
@@ -235,19 +237,28 @@ def quantises_activations(variant: Variant) -> bool:
     return variant.compute in ("int8", "fp8")
 
 
-def computed_rows(variant: Variant, rows: int) -> int:
+def computed_rows(variant: Variant, rows: int, compute_capability: str | None = None) -> int:
     """Rows in whose number a linear kernel's time has no steps.
 
-    The fused kernels take tiles of 8 rows, 1, 2 or 4 at a time, in calls of at most 32 rows (see
-    `_fragment_linear`): what lies between costs the same. torch's packed kernels for processors
-    read and expand the weight once for every four rows (``BLOCK_M`` of ``int8mm_kernel.cpp`` and
-    ``int4mm_kernel.cpp``), which takes as long as three more rows: int4 of 1 to 9 rows 27.6 to
-    28.5 us a unit so counted (docs/results/serving_cpu_history.md). Of other kernels nothing is
-    known.
+    The fused kernels take tiles of 8 rows, 1, 2 or 4 at a time, in calls of at most 32 rows, or
+    blocks of 64 (see `_fragment_linear`): what lies between costs the same. torch's packed kernels
+    for processors read and expand the weight once for every four rows (``BLOCK_M`` of
+    ``int8mm_kernel.cpp`` and ``int4mm_kernel.cpp``), which takes as long as three more rows: int4
+    of 1 to 9 rows 27.6 to 28.5 us a unit so counted (docs/results/serving_cpu_history.md). Of other
+    kernels nothing is known.
+
+    Args:
+        variant: of the kernel.
+        rows: of the input.
+        compute_capability: of a GPU, ``None`` = unknown.
     """
     if variant.kernel in ("torch.int8pack_mm", "torch.int4pack_mm"):
         return rows + _EXPANDING_ROWS * -(-rows // _PACKED_ROWS)
-    if variant.kernel != "foreplan.fragment_linear" or rows > FEW_ROWS:
+    if variant.kernel != "foreplan.fragment_linear":
+        return rows
+    if rows > ROWS_A_CALL and takes_blocks(rows, compute_capability):
+        return -(-rows // BLOCK_ROWS) * BLOCK_ROWS
+    if rows > FEW_ROWS:
         return rows
     calls, rest = divmod(rows, ROWS_A_CALL)
     return calls * ROWS_A_CALL + next(size for size in (0, 8, 16, ROWS_A_CALL) if rest <= size)

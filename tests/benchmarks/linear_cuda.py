@@ -38,7 +38,7 @@ def main() -> None:
                 Packed(packed.layout, n, k, {name: t.clone() for name, t in packed.tensors.items()})
                 for _ in range(count)
             ]
-            for rows in (1, 8, 16, 24, 32, 48, 64, 96, 256, 2048):
+            for rows in (1, 8, 16, 24, 32, 48, 64, 96, 128, 256, 384, 512, 2048):
                 x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
                 expected = x.float() @ kernel.dequantise(packed).t()
                 error = (kernel.run(x, packed, None).float() - expected).norm() / expected.norm()

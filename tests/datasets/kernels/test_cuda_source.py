@@ -7,28 +7,53 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreplan.datasets.kernels import _expert_routes, _fragment_linear
+from foreplan.datasets.kernels import _expert_routes, _fragment_linear, _fragment_rows
 from foreplan.datasets.kernels._cuda_source import cuda_kernel
+from foreplan.datasets.kernels.row_shapes import RowShape
 from foreplan.errors import MissingDataError
 
 
 def test_macros_stand_before_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(torch.cuda, "_compile_kernel", lambda *given: asked.append(given))
+    asked: list[tuple[str, ...]] = []
+
+    def compiled(*given: str, compute_capability: str | None) -> None:
+        asked.append((*given, str(compute_capability)))
+
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", compiled)
     file = tmp_path / "k.cu"
     file.write_text("void NAME() {}\n")
     cuda_kernel(file, "k_4", {"BITS": 4, "NAME": "k_4"})
-    assert asked == [("#define BITS 4\n#define NAME k_4\nvoid NAME() {}\n", "k_4")]
+    cuda_kernel(file, "k", {}, architecture="90a")
+    assert asked == [
+        ("#define BITS 4\n#define NAME k_4\nvoid NAME() {}\n", "k_4", "None"),
+        ("void NAME() {}\n", "k", "90a"),
+    ]
 
 
 def test_a_host_without_a_compiler_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: str) -> None:
+    def none(*_: str, compute_capability: str | None) -> None:
         raise OSError("Could not find any NVRTC library")
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", none)
     for compile_kernels in (
         lambda: _fragment_linear.compiled(4, 1, 1, 2, 2),
+        lambda: _fragment_rows.compiled(4, RowShape(1, 1, 1, 4)),
         lambda: _expert_routes._compiled("add_up"),
     ):
         with pytest.raises(MissingDataError, match=r"NVRTC, .*nvidia-cuda-nvrtc"):
             compile_kernels()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs NVRTC")
+@pytest.mark.parametrize("architecture", ["80", "86", "89", "90"])
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_kernels_for_few_rows_are_made_for_older_gpus_too(bits: int, architecture: str) -> None:
+    from torch.cuda._utils import _nvrtc_compile
+
+    file = Path(_fragment_linear.__file__).with_suffix(".cu")
+    macros = {"BITS": bits, "NT": 2, "MT": 2, "KW": 4, "DEPTH": 2, "NAME": "k", "UNPACK": "u"}
+    for grouped in (0, 1) if bits < 16 else (1,):
+        given = macros | {"GROUPED": grouped}
+        head = "".join(f"#define {name} {value}\n" for name, value in given.items())
+        made, _ = _nvrtc_compile(head + file.read_text(), "k", compute_capability=architecture)
+        assert made

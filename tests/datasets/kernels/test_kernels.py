@@ -297,6 +297,10 @@ def test_rows_that_a_fused_kernel_computes() -> None:
     assert [kernels.computed_rows(fused, r) for r in (1, 8, 9, 17, 32, 33, 49, 64, 96, 97)] == [
         8, 8, 16, 32, 32, 40, 64, 64, 96, 97
     ]  # fmt: skip
-    assert kernels.computed_rows(Variant.parse("bf16/bf16/torch.linear"), 9) == 9
+    assert [kernels.computed_rows(fused, r, "9.0") for r in (9, 32, 33, 64, 65, 384, 385)] == [
+        16, 32, 64, 64, 128, 384, 385
+    ]  # fmt: skip
+    assert kernels.computed_rows(fused, 97, "8.0") == 97
+    assert kernels.computed_rows(Variant.parse("bf16/bf16/torch.linear"), 9, "9.0") == 9
     packed = Variant.parse("int8/bf16/torch.int8pack_mm")
     assert [kernels.computed_rows(packed, r) for r in (1, 4, 5, 8, 9)] == [4, 7, 11, 14, 18]
