@@ -1,7 +1,7 @@
 """`expert_bytes`: the most that a GPU holds while the routed experts of a layer run.
 
-They run one after another, or all at once where the GPU has kernels for it
-(`foreplan.datasets.kernels.registry.runs_grouped`). A plan is not told which: it takes the larger.
+They run one after another, or all at once where the GPU has kernels for it (`runs_grouped` of
+`foreplan.datasets.kernels.expert_kernels`). A plan is not told which: it takes the larger.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.datasets.experts import Experts
-from foreplan.datasets.kernels.registry import FEW_ROWS, runs_grouped
+from foreplan.datasets.kernels.expert_kernels import runs_grouped
+from foreplan.datasets.kernels.registry import FEW_ROWS
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 

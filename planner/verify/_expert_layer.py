@@ -14,14 +14,8 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.experts import Experts
-from foreplan.datasets.kernels.registry import (
-    LinearKernel,
-    Packed,
-    expert_mlps,
-    function,
-    grouped_experts,
-    linear_kernel,
-)
+from foreplan.datasets.kernels.expert_kernels import expert_mlps, grouped_experts
+from foreplan.datasets.kernels.registry import LinearKernel, Packed, function, linear_kernel
 from foreplan.datasets.models.decoder_programs import fixed_variant
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import WeightSource

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.kernels import registry
-from foreplan.datasets.kernels.registry import expert_mlps, kernels_for, linear_kernel
+from foreplan.datasets.kernels.expert_kernels import expert_mlps
+from foreplan.datasets.kernels.registry import kernels_for, linear_kernel
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.datasets.models.attention_window import layer_kinds
 from foreplan.datasets.models.decoder_memory import stage_bytes
@@ -303,7 +304,7 @@ class Recorder:
         return "experts" if args[-1] == (None, None) else "biased_experts"
 
     def expert_mlps(self) -> Callable[..., Any]:
-        run = registry.expert_mlps()
+        run = expert_mlps()
 
         def noted(*args: Any) -> Any:
             x, chosen, _, ups, _, linear, _, _ = args

@@ -11,15 +11,8 @@ from torch.nn import functional as F
 
 from foreplan.datasets.kernels import _grouped_experts
 from foreplan.datasets.kernels._expert_routes import by_expert
-from foreplan.datasets.kernels.registry import (
-    FEW_ROWS,
-    Packed,
-    expert_mlps,
-    grouped_experts,
-    kernels_for,
-    linear_kernel,
-    runs_grouped,
-)
+from foreplan.datasets.kernels.expert_kernels import expert_mlps, grouped_experts, runs_grouped
+from foreplan.datasets.kernels.registry import FEW_ROWS, Packed, kernels_for, linear_kernel
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.datasets.program import Variant, program
 
