@@ -36,8 +36,9 @@ from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.planner.serving.workspace import StageWorkspace, heap_bytes
 from foreplan.planner.verify import _decoder_layer, _expert_layer
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
 from foreplan.planner.verify.shard_stage import ShardStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 LINEARS = {
     "plain": {16: "bf16/bf16/torch.linear"},
