@@ -8,11 +8,15 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program
 
 #: Kernels that make the whole weight or cache in the compute dtype first, and those that do so for
 #: many rows.
-_KERNELS = ("dequant_linear", "unpack_linear", "upcast_linear", "dequant_sdpa")
+_KERNELS = (
+    "dequant_linear", "unpack_linear", "upcast_linear", "dequant_sdpa", "dequant_sink_sdpa",
+    "dequant_capped_bmm",
+)  # fmt: skip
 _FOR_MANY_ROWS = "fragment_linear"
 
 #: Seconds of one multiprocessor in which a fused kernel gets through a value of the weight, by
@@ -40,7 +44,7 @@ def unpacked_weights(program: Program) -> float:
         return 0.0
     if program.op == "linear":
         return float(d["n"] * d["k"])
-    if program.op == "attention":
+    if program.op in ATTENTIONS:
         return 2.0 * d["batch"] * d["keys"] * d["kv_heads"] * d["head_dim"]
     if program.op in EXPERT_OPERATORS:
         weights = 3 * d["ffn"] * d["hidden"]
