@@ -43,8 +43,8 @@ def grouped_experts(
 ) -> Callable[..., Any] | None:
     """`expert_mlps` that does not wait for the host, as a pass that is recorded needs it.
 
-    ``f(x, chosen, share, ups, downs, activate)``, see `_grouped_experts.grouped_experts`. Imports
-    torch.
+    ``f(x, chosen, share, ups, downs, activate, biases)``, see `_grouped_experts.grouped_experts`.
+    Imports torch.
 
     Args:
         variant: of the experts' linears.

@@ -303,7 +303,6 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
       ``sigmoid`` kernels have a correction, ``grouped`` ones keep fewer groups than there are
     - shared_gate: ``f(x[rows, hidden], y[rows, hidden], weight[1, hidden])``, which is ``x *
       sigmoid(y @ weight.T)``
-
     - matmul: ``f(x[batch, m, k], weight[batch, k, n]) -> [batch, m, n]``; the weight of ``linear``
       and ``transposed`` kernels is ``[batch, n, k]``
     - expand_heads: ``f(q[B, T, H, P + E], turned_q[B, T, H, E], turned_key[B, T, 1, E], wide[B, T,

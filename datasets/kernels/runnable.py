@@ -195,7 +195,7 @@ class Inputs:
         if grouped is not None:
             all_experts = itertools.cycle(zip(ups, downs, strict=True))
             return Runnable(
-                lambda: grouped(x, *next(routes), *next(all_experts), activate, *biases),
+                lambda: grouped(x, *next(routes), *next(all_experts), activate, biases),
                 f"{self._cold('experts', each)}; {how}",
                 max(each, len(draws)),
             )

@@ -117,7 +117,7 @@ class ExpertLayer(DecoderLayer):
         out: Tensor
         biases = self._up_biases, self._down_biases
         if grouped := self._grouped[now.phase]:
-            out = grouped(x, chosen, share, *self._all, self._activate, *biases)
+            out = grouped(x, chosen, share, *self._all, self._activate, biases)
         else:
             out = self._experts(
                 x, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate,
