@@ -9,9 +9,9 @@ from typing import Any
 
 from foreplan.cost_models.book import cost_choice
 from foreplan.cost_models.execution import check_any_execution
-from foreplan.cost_models.lowering.asked_steps import asked_sizes
+from foreplan.cost_models.lowering.asked_steps import Priced, asked_sizes
 from foreplan.cost_models.pass_arguments import check_launch, check_phase, named_devices
-from foreplan.cost_models.ranking import Priced, rank
+from foreplan.cost_models.ranking import rank
 from foreplan.cost_models.sources.device_fit import fit_beside, fit_path
 from foreplan.datasets.device import Device
 from foreplan.datasets.device_zoo import own_figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from foreplan.cost_models.book import CostChoice, cost_choice
 from foreplan.cost_models.execution import (
@@ -17,32 +17,31 @@ from foreplan.cost_models.execution import (
 from foreplan.cost_models.given_seconds import LaunchSeconds
 from foreplan.cost_models.lowering.asked_steps import (
     USUAL_TOKENS,
+    Priced,
     asked_model,
     asked_sizes,
     module_steps,
     takes_images,
 )
-from foreplan.cost_models.lowering.graph_step import Phase, Step
+from foreplan.cost_models.lowering.graph_step import Phase
 from foreplan.cost_models.lowering.step_store import stored_steps
-from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.pass_arguments import (
     check_launch,
     check_phase,
     loaded_predictor,
     named_devices,
 )
+from foreplan.cost_models.pass_memory import devices_that_fit, state_bytes
 from foreplan.cost_models.passes.host_prices import profiled_launches
 from foreplan.cost_models.replay import replay_book, replay_steps
 from foreplan.cost_models.replayed_pass import Replay
 from foreplan.cost_models.roofline import bf16_as
 from foreplan.cost_models.sources.device_fit import DeviceFit
 from foreplan.datasets.device import Device, DeviceKind
-from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
 from foreplan.datasets.graphs.given_module import GivenModule
 from foreplan.datasets.graphs.transformers_network import TransformersNetwork
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
-from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import format_seconds
 from foreplan.datasets.specs import StrictModel
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
@@ -53,12 +52,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from foreplan.cost_models.predictor import Predictor
-
-#: Whose pass is priced.
-Priced: TypeAlias = Model | TransformersNetwork | GivenModule
-
-#: Bytes of weights, gradients and two moments over those of the weights.
-_TRAINING_STATE = 4
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -132,7 +125,7 @@ class Ranking:
             "phase": self.phase,
             "execution": self.execution,
             "costs": self.costs,
-            "weight_bytes": _state_bytes(self.model, "inference"),
+            "weight_bytes": state_bytes(self.model, "inference"),
             "captured": self.captured,
             "devices": [
                 {
@@ -300,7 +293,7 @@ def rank(
             model, batch=batch, tokens=sequence_length or 1, phase=asked, compiled=compiled
         )
     shape = _shape_words(model, batch, sequence_length)
-    fits = _fits(model, asked, steps, targets, shape)
+    fits = devices_that_fit(model, asked, steps, targets, shape)
     launches: LaunchSeconds = launch_s
     if runs == "eager" and launch_s is None:
         launches = profiled_launches(profile, steps, asked)
@@ -354,49 +347,3 @@ def _predictor(choice: CostChoice, weights: str) -> Predictor | None:
     from foreplan.cost_models.predictor import Predictor as Loaded
 
     return Loaded.load(weights)
-
-
-# ---------------------------------------------------------------------------------------- memory
-
-
-def _fits(
-    model: Priced, phase: Phase, steps: Sequence[Step], targets: Sequence[Device], shape: str
-) -> dict[str, bool | None]:
-    """Whether each device has the memory.
-
-    Raises:
-        InfeasibleError: none has, of all whose memory is known.
-    """
-    state, moved = _state_bytes(model, phase), _activation_bytes(steps)
-    need = state + moved
-    fits = {t.name: None if t.memory_bytes is None else need <= t.memory_bytes for t in targets}
-    if set(fits.values()) == {False}:
-        largest = max(targets, key=lambda target: target.memory_bytes or 0)
-        kept = "weights, gradients and moments" if phase == "training" else "weights"
-        raise InfeasibleError(
-            f"{model.name}, {shape}, needs at least {show_bytes(need)} ({kept} "
-            f"{show_bytes(state)}, one linear's input and output {show_bytes(moved)}), "
-            f"{largest.name} has {show_bytes(largest.memory_bytes or 0)}",
-            fix="ask for a smaller batch or model or another device; 'foreplan plan' splits a "
-            "model over several",
-        )
-    return fits
-
-
-def _state_bytes(model: Priced, phase: str) -> int:
-    if isinstance(model, GivenModule):
-        weights = model.weight_bytes
-    else:
-        weights = int(model.parameters * DTYPE_BYTES[model.dtype])
-    return weights * (_TRAINING_STATE if phase == "training" else 1)
-
-
-def _activation_bytes(steps: Sequence[Step]) -> int:
-    """Most bytes that one linear of the forward pass reads and writes beside its weights."""
-    most = 0.0
-    for step in steps:
-        work = step.work
-        if step.part == "forward" and isinstance(work, Program) and work.op == "linear":
-            weights = weight_bytes(work.dims["n"], work.dims["k"], work.variant.storage)
-            most = max(most, work.bytes - weights)
-    return int(most)

@@ -35,8 +35,9 @@ FACTOR = (1.1, 2.0, 7.0)
 #: launch is the host's, and no board may look slower than its like for want of a figure.
 ASSUMED_LAUNCH_S, ASSUMED_GPU_LAUNCH_S = 4e-6, 3e-6
 
-#: Operators with enough FLOP a byte for a peak to bound them.
-_ARITHMETIC = frozenset({"linear", "matmul", "conv", "attention", "full_attention"})
+#: Operators whose FLOP are products: only these have a peak of their own for each dtype, and enough
+#: FLOP a byte for it to bound them.
+ARITHMETIC = PRODUCTS | {"conv", "full_attention"}
 
 
 class RooflineSource:
@@ -85,7 +86,7 @@ class RooflineSource:
             fastest = max(fastest, self._read_bandwidth.get(device, 0.0))
         memory_s = work.bytes / fastest
         unpack_s = unpacking_bytes(work, figures) / figures.memory_bandwidth
-        if work.op not in _ARITHMETIC and work.op not in PRODUCTS:
+        if work.op not in ARITHMETIC:
             # Few FLOP a byte: no matrix peak bounds them, and a vector peak seldom does.
             return _estimate(memory_s + unpack_s, launch + window_s(work, figures, launch))
         peak = _peak(figures, work.variant.compute)
@@ -105,7 +106,7 @@ def compute_share(item: Program, figures: Device) -> float:
 
     0 for operators of few FLOP a byte, 0.5 where a figure is missing.
     """
-    if item.op not in _ARITHMETIC and item.op not in PRODUCTS:
+    if item.op not in ARITHMETIC:
         return 0.0
     peak = _peak(figures, item.variant.compute)
     if peak is None or figures.memory_bandwidth is None:

@@ -9,11 +9,15 @@ from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL
 from foreplan.datasets.kernels.row_shapes import row_seconds, takes_blocks
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program
 
 #: Kernels that make the whole weight or cache in the compute dtype first, and those that do so for
 #: many rows.
-_KERNELS = ("dequant_linear", "unpack_linear", "upcast_linear", "dequant_sdpa")
+_KERNELS = (
+    "dequant_linear", "unpack_linear", "upcast_linear", "dequant_sdpa", "dequant_sink_sdpa",
+    "dequant_capped_bmm",
+)  # fmt: skip
 _FOR_MANY_ROWS = "fragment_linear"
 #: Of those the one of a single weight, which has blocks for tens of rows.
 _OF_ONE_WEIGHT = "foreplan.fragment_linear"
@@ -49,7 +53,7 @@ def unpacked_weights(program: Program, figures: Device | None = None) -> float:
         return 0.0
     if program.op == "linear":
         return float(d["n"] * d["k"])
-    if program.op == "attention":
+    if program.op in ATTENTIONS:
         return 2.0 * d["batch"] * d["keys"] * d["kv_heads"] * d["head_dim"]
     if program.op in EXPERT_OPERATORS:
         weights = 3 * d["ffn"] * d["hidden"]

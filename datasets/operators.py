@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from foreplan.datasets.dtypes import DTYPE_BYTES, cache_bytes, weight_bytes
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
@@ -26,28 +24,11 @@ from foreplan.datasets.operator_bytes import (
     recurrent_weights,
     visible_pairs,
 )
-
-if TYPE_CHECKING:
-    from foreplan.datasets.program import Variant
-
+from foreplan.datasets.operator_row import Operator
+from foreplan.datasets.training_operators import PASSES, training_operators
 
 #: What the name of a batch norm's kernel says: it norms by the statistics of the batch itself.
 OF_BATCH = "_of_batch"
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """What an operator's dimensions are called and how much work they mean.
-
-    Attributes:
-        dims: names of the dimensions, in the canonical order.
-        flops: FLOP (multiply-add = 2) from the dimensions.
-        bytes: fewest bytes that move through memory: each input read and each output written once.
-    """
-
-    dims: tuple[str, ...]
-    flops: Callable[[Mapping[str, int]], float]
-    bytes: Callable[[Mapping[str, int], Variant], float]
 
 
 def _grouped(weights: Callable[[Mapping[str, int]], float]) -> Operator:
@@ -71,8 +52,8 @@ _ATTENTION = Operator(
 #: Operators that are such: plain, with a learned score a head, with scores that are capped.
 ATTENTIONS = frozenset({"attention", "sink_attention", "capped_attention"})
 
-#: Every operator a program can name. One row each: dimensions, FLOP, bytes.
-OPERATORS: Mapping[str, Operator] = MappingProxyType(
+#: Rows that stand by themselves; `training_operators` makes more of some.
+_ROWS: Mapping[str, Operator] = MappingProxyType(
     {
         "linear": Operator(
             ("rows", "n", "k"),
@@ -292,102 +273,8 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
 )
 
 
-def _training(
-    dims: tuple[str, ...], flops: Callable[[Mapping[str, int]], float], *elements: str
-) -> dict[str, Operator]:
-    """An operator's passes in training: ``_forward``, ``_backward``, ``_weight_gradient``.
-
-    Args:
-        dims: names of the dimensions.
-        flops: of the forward pass; each of the two backward products takes as many.
-        elements: products of dimensions (``rows*k``): the tensors that move once in a product.
-    """
-
-    def moved(d: Mapping[str, int], v: Variant) -> float:
-        sizes = (math.prod(d[name] for name in text.split("*")) for text in elements)
-        return float(sum(sizes)) * DTYPE_BYTES[v.compute]
-
-    return {
-        "forward": Operator(dims, flops, moved),
-        "backward": Operator(dims, lambda d: 2.0 * flops(d), lambda d, v: 2.0 * moved(d, v)),
-        "weight_gradient": Operator(dims, flops, moved),
-    }
-
-
-def _attention_gradient(op: Operator) -> Operator:
-    """Five products for two (Dao, FlashAttention-2, 2023); every tensor has a gradient."""
-    return Operator(op.dims, lambda d: 2.5 * op.flops(d), lambda d, v: 2.0 * op.bytes(d, v))
-
-
-_ROWS = ("rows", "cols")
-_CONVOLUTION = (
-    "batch", "channels", "height", "width", "filters", "kernel_height", "kernel_width",
-    "out_height", "out_width", "stride", "groups",
-)  # fmt: skip
-#: Operators of a training step: name, passes. ``weight_gradient`` is the backward pass of an
-#: operator whose input needs no gradient.
-_TRAINING = {
-    "linear": _training(
-        ("rows", "n", "k"), OPERATORS["linear"].flops, "rows*n", "rows*k", "n*k"
-    ),
-    "conv2d": _training(
-        _CONVOLUTION,
-        lambda d: (
-            2.0 * d["batch"] * d["filters"] * d["out_height"] * d["out_width"]
-            * d["channels"] // d["groups"] * d["kernel_height"] * d["kernel_width"]
-        ),
-        "batch*channels*height*width", "batch*filters*out_height*out_width",
-    ),
-    "attention": _training(
-        ("batch", "queries", "keys", "heads", "head_dim"),
-        lambda d: 4.0 * d["batch"] * d["heads"] * d["head_dim"] * d["queries"] * d["keys"],
-        "batch*queries*heads*head_dim", "batch*keys*heads*head_dim",
-    ),
-    # Of images or (a height of 1) of rows; ``taps`` elements a window.
-    "pool": _training(
-        ("batch", "channels", "height", "width", "out_height", "out_width", "taps"),
-        lambda d: 1.0 * d["batch"] * d["channels"] * d["out_height"] * d["out_width"] * d["taps"],
-        "batch*channels*height*width", "batch*channels*out_height*out_width",
-    ),
-    "matmul": _training(
-        ("batch", "rows", "n", "k"),
-        lambda d: 2.0 * d["batch"] * d["rows"] * d["n"] * d["k"],
-        "batch*rows*n", "batch*rows*k", "batch*n*k",
-    ),
-    "embedding": _training(("rows", "vocab", "cols"), lambda d: 0.0, "rows*cols", "rows*cols"),
-    # Sums ``rows`` rows of the table in ``bags``.
-    "embedding_bag": _training(
-        ("rows", "bags", "vocab", "cols"), lambda d: 1.0 * d["rows"] * d["cols"],
-        "rows*cols", "bags*cols",
-    ),
-    "norm": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols", "rows*cols"),
-    "softmax": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols", "rows*cols"),
-    "activation": _training(_ROWS, OPERATORS["activation"].flops, "rows*cols", "rows*cols"),
-    "elementwise": _training(_ROWS, OPERATORS["add"].flops, *["rows*cols"] * 3),
-    "cross_entropy": _training(_ROWS, OPERATORS["norm"].flops, "rows*cols"),
-}  # fmt: skip
-OPERATORS = MappingProxyType(
-    dict(OPERATORS)
-    | {f"{op}_{name}": row for op, passes in _TRAINING.items() for name, row in passes.items()}
-    | {
-        f"{op}_gradient": _attention_gradient(OPERATORS[op])
-        for op in ("attention", "full_attention")
-    }
-    | {
-        # By states and weights, as many FLOP each.
-        "recurrent_gradient": Operator(
-            OPERATORS["recurrent"].dims,
-            lambda d: 2.0 * OPERATORS["recurrent"].flops(d),
-            lambda d, v: 2.0 * OPERATORS["recurrent"].bytes(d, v),
-        ),
-        "optimizer_step": Operator(
-            ("parameters", "tensors"),
-            lambda d: 4.0 * d["parameters"],
-            # Gradient, master and state are read, the latter two written.
-            lambda d, v: (7.0 if v.kernel == "torch.adamw" else 5.0) * 4.0 * d["parameters"],
-        ),
-    }
-)
+#: Every operator a program can name. One row each: dimensions, FLOP, bytes.
+OPERATORS: Mapping[str, Operator] = MappingProxyType({**_ROWS, **training_operators(_ROWS)})
 #: Operators whose time is bound by products, so that a device's peak rate matters.
 PRODUCTS = (
     ATTENTIONS
@@ -402,9 +289,5 @@ PRODUCTS = (
             "latent_attention",
         ]
     )
-    | {
-        f"{op}_{name}"
-        for op in ("linear", "conv2d", "attention", "matmul")
-        for name in _TRAINING[op]
-    }
+    | {f"{op}_{name}" for op in ("linear", "conv2d", "attention", "matmul") for name in PASSES}
 )

@@ -8,7 +8,6 @@ decision and the plan says so.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
-from foreplan.datasets.specs import StrictModel, load_document, validate
+from foreplan.datasets.specs import StrictModel
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.base import Choice, Planner, Problem
 from foreplan.planner.confidence import Contender, confidence
 from foreplan.planner.host_note import host_note
+from foreplan.planner.load_workload import load_workload
 from foreplan.planner.pace_choice import pace_of_ranks
 from foreplan.planner.plan import (
     CHOSEN,
@@ -69,75 +69,6 @@ def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tup
     if isinstance(source, Path) or source.lower().endswith((".yaml", ".yml", ".json")):
         return Cluster.load(source), Path(source).parent
     return parse_devices(source, where), Path()
-
-
-def load_workload(
-    kind: str, source: str | Path | Mapping[str, Any] | StrictModel | None
-) -> StrictModel:
-    """A planner's workload from a file, ``batch=8,prompt_tokens=64``, a mapping, or as it is.
-
-    Raises:
-        SpecError: an unknown kind, field or value.
-    """
-    chosen = find_planner(kind)
-    model = chosen.workload_type
-    if isinstance(source, StrictModel):
-        if not isinstance(source, model):
-            raise SpecError("workload", got=type(source).__name__, expected=model.__name__)
-        return source
-    if source is None:
-        return validate(model, {}, f"{kind} workload")
-    if isinstance(source, Mapping):
-        return validate(model, chosen.completed(source), "workload")
-    if not isinstance(source, (str, Path)):  # from a notebook, likewise
-        raise SpecError(
-            "workload", got=source, expected="fields by name, FIELD=VALUE,... or a file"
-        )
-    text = str(source)
-    if not text.strip():  # the path of no file, and of the current folder
-        raise SpecError("--workload", got="", expected="FIELD=VALUE,... or a file")
-    if "=" in text and not os.path.exists(text):  # a long text is no name of a file
-        try:
-            return validate(model, chosen.completed(_inline(text)), "--workload")
-        except SpecError as error:
-            if error.expected != "a list":
-                raise
-            raise SpecError(
-                error.where, got=error.got, expected=error.expected, fix=_LISTED
-            ) from error
-    return validate(model, chosen.completed(load_document(text)), Path(text).name)
-
-
-#: How `_inline` reads a list.
-_LISTED = "items of a list go apart by +, as in bits=16+8"
-
-
-def _inline(text: str) -> dict[str, Any]:
-    """``a=1,b=2.5,bits=16+8``: fields apart by commas, items of a list by ``+``."""
-    fields: dict[str, Any] = {}
-    for item in text.split(","):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or not key:
-            raise SpecError(
-                "--workload", got=text, expected="FIELD=VALUE,... or a file",
-                fix=_LISTED,
-            )  # fmt: skip
-        if key in fields:
-            raise SpecError("--workload", got=f"{key} twice", expected="each field once")
-        words = [_scalar(word) for word in value.split("+")]
-        fields[key] = words if len(words) > 1 else words[0]
-    return fields
-
-
-def _scalar(word: str) -> Any:
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    for read in (int, float):
-        try:
-            return read(word)
-        except ValueError:
-            continue
-    return word
 
 
 def _costs_of(chosen: Planner[Any, Any], word: str, where: str) -> str:

@@ -33,11 +33,11 @@ from foreplan.datasets.storage import exclusive, folder_for, write_atomically
 from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profile_grid import ProfileGrid
 from foreplan.errors import SpecError
-from foreplan.planner.api import load_workload
 from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
 from foreplan.planner.fit_command import FittedDevice, fit_line
 from foreplan.planner.fit_to_plan import Job, fit_to_plan
 from foreplan.planner.host_together import together
+from foreplan.planner.load_workload import load_workload
 from foreplan.planner.profile_devices import profile_device, profile_devices, profile_hosts
 from foreplan.planner.serving.shapes import serving_programs
 from foreplan.planner.steps import told_step

@@ -16,8 +16,8 @@ import numpy as np
 from foreplan.solvers._bound_pricing import BoundPricing
 from foreplan.solvers._chain_box import Box
 from foreplan.solvers._chain_search import Search
+from foreplan.solvers._stage_arcs import stage_costs
 from foreplan.solvers._stage_filter import filter_stages
-from foreplan.solvers._stage_labels import stage_costs
 from foreplan.solvers._stage_table import TablePricing, build_table
 from foreplan.solvers.chain_problem import FloatArray
 

@@ -14,7 +14,7 @@ from foreplan.solvers._chain_box import Box, Price, Pricing, StageView
 from foreplan.solvers._chain_labels import best_chain
 from foreplan.solvers._chain_path import through_costs
 from foreplan.solvers._chain_within import FREE
-from foreplan.solvers._stage_labels import thin_out
+from foreplan.solvers._stage_arcs import thin_out
 
 if TYPE_CHECKING:
     from foreplan.solvers._chain_search import Search

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from foreplan.solvers._chain_box import Box, StageView
 from foreplan.solvers._chain_model import ChainModel
+from foreplan.solvers._stage_arcs import stage_costs
 from foreplan.solvers._stage_filter import StageFilter
-from foreplan.solvers._stage_labels import extend_stages, stage_costs
+from foreplan.solvers._stage_labels import extend_stages
 from foreplan.solvers._stage_modes import stage_sums
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainStage, make_stage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from foreplan.cost_models.lowering.graph_programs import lower, lower_compiled, model_steps
 from foreplan.cost_models.lowering.graph_step import Phase, Step
@@ -16,6 +16,9 @@ from foreplan.errors import SpecError
 if TYPE_CHECKING:
     import torch
 
+#: Whose pass is priced.
+Priced: TypeAlias = Model | TransformersNetwork | GivenModule
+
 #: New tokens of a sequence where nobody says.
 USUAL_TOKENS = 128
 
@@ -26,7 +29,7 @@ def asked_model(
     dtype: str | None,
     image_size: int | tuple[int, int] | None,
     where: str,
-) -> Model | TransformersNetwork | GivenModule:
+) -> Priced:
     """The model that is to be priced.
 
     Args:
@@ -61,13 +64,13 @@ def asked_model(
     return GivenModule.of(type(model).__name__, model, inputs)
 
 
-def takes_images(model: Model | TransformersNetwork | GivenModule) -> bool:
+def takes_images(model: Priced) -> bool:
     """Whether a described model is one of images, which are no sequences."""
     return isinstance(model, TransformersNetwork) and model.images
 
 
 def asked_sizes(
-    model: Model | TransformersNetwork | GivenModule,
+    model: Priced,
     batch: int | None,
     tokens: int | None,
     where: tuple[str, str],
@@ -100,7 +103,7 @@ def asked_sizes(
 
 
 def asked_steps(
-    model: Model | TransformersNetwork | GivenModule,
+    model: Priced,
     batch: int | None,
     sequence_length: int | None,
     phase: Phase,

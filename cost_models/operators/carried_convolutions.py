@@ -33,7 +33,7 @@ from foreplan.datasets.sweeps.operator_table import OperatorTable, texts
 
 Floats = NDArray[np.float64]
 
-#: Share of the roofline that is reached, as `operator_features` has it of memory.
+#: Share of the roofline that is reached, as `memory_time` has it of memory.
 _REACHED = 0.85
 
 

@@ -33,7 +33,7 @@ Mask = NDArray[np.bool_]
 
 #: Seconds of a copy that moves next to nothing. Assumed.
 _COPY_S = 1.2e-6
-#: Share of the memory's bandwidth that a copy reaches. Assumed, as `operator_features`.
+#: Share of the memory's bandwidth that a copy reaches. Assumed, as `memory_time`.
 _REACHED = 0.85
 #: Share of L2 up to which a tensor is found there by the kernel behind, and what of a copy's time
 #: that leaves. Assumed.

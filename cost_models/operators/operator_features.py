@@ -25,6 +25,7 @@ from foreplan.cost_models.operators.attention_scores import score_columns, writt
 from foreplan.cost_models.operators.channel_blocks import channel_block_s
 from foreplan.cost_models.operators.channel_tiles import channel_tile_s
 from foreplan.cost_models.operators.convolution_kernels import beside_s, kernel_columns
+from foreplan.cost_models.operators.memory_time import memory_time, share_from_memory
 from foreplan.cost_models.operators.offset_threads import offset_thread_s
 from foreplan.cost_models.operators.operator_work import (
     MOST_ALIGNED,
@@ -48,7 +49,7 @@ from foreplan.cost_models.operators.tile_times import (
     wave_columns,
 )
 from foreplan.cost_models.operators.update_kernels import update_s
-from foreplan.datasets.sweeps.operator_table import OperatorTable, includes_launch
+from foreplan.datasets.sweeps.operator_table import OperatorTable
 
 Floats = NDArray[np.float64]
 
@@ -138,29 +139,6 @@ def features(table: OperatorTable, family: str, tile: NDArray[np.int64] | None =
     values[~np.isfinite(values)] = np.nan
     bound = _bound(table, work, offer)
     return Features(tuple(columns), values, structural, bound, work.roofline_s)
-
-
-def memory_time(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
-    """Seconds to move a row's bytes (N,), those that stay in L2 from call to call at its rate.
-
-    The step from L2 to memory (half of the bytes at 0.75 of L2) is fitted by eye on the elementwise
-    rows of an A100, and so is the share of the memory's bandwidth that is reached, 0.85. An L2
-    gives 32 bytes a clock to each multiprocessor (theory), of which 0.7 is reached (assumed).
-    """
-    from_memory = _from_memory(table, work, offer)
-    cached = np.nan_to_num(work.bytes / (0.7 * 32 * work.units * offer["clock"]))
-    moved = work.bytes / (0.85 * work.bandwidth)
-    return np.asarray(moved * from_memory + np.minimum(cached, moved) * (1 - from_memory))
-
-
-def _from_memory(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
-    """Share of a row's bytes (N,) that no cache keeps from call to call."""
-    # NeuSight's loop repeats a call on the same buffers; aiconfigurator's GEMM loop goes round
-    # several copies (fitted on L40S, whose step comes at a fifth of its L2).
-    graphs = np.array([not includes_launch(name) for name in table.library])
-    copies = np.where(graphs & (table.kind == "linear"), 5.0, 1.0)
-    filled = np.nan_to_num(copies * work.bytes / offer["l2"], nan=np.inf)
-    return np.asarray(1 / (1 + (0.75 / np.maximum(filled, 1e-9)) ** 6))
 
 
 def _bound(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
@@ -353,7 +331,7 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
     clock = np.nan_to_num(offer["clock"], nan=USUAL_CLOCK_HZ)
     memory = memory_time(table, work, offer)
     beside = row_block_s(table, work, clock) + update_s(table, memory, clock)
-    missing = _from_memory(table, work, offer)
+    missing = share_from_memory(table, work, offer)
     beside += channel_block_s(table, work, memory, missing, clock)
     beside += channel_tile_s(table, work, memory, clock)
     beside += sum_block_s(table, work, offer["threads"], clock)

@@ -136,7 +136,7 @@ def chosen_tile(
     shared = count / at_once * stripes
     alone = np.maximum(count * (rows * widths[0] + cols * widths[1]) * item.k, shared)
     # Gradual (assumed), because blocks lose step with each other little by little. 0.75 of L2, the
-    # power of 6 and 0.85 of the bandwidth are those of `operator_features`, fitted on an A100.
+    # power of 6 and 0.85 of the bandwidth are those of `memory_time`, fitted on an A100.
     in_use = stripes * np.minimum(1.0, _APART / item.k)
     missed = 1 / (1 + 0.75 * l2 / in_use)
     traffic = np.maximum(np.exp(np.log(shared) + missed * np.log(alone / shared)), item.bytes)

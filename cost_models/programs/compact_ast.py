@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan._compiled import told
-from foreplan.cost_models.programs.encoder import _leaf_vector, _tir_walk, _tir_words
+from foreplan.cost_models.programs.encoder import _tir_encoding, _tir_walk, _tir_words
 from foreplan.cost_models.programs.encoder._leaf_names import (
     FEATURE_NAMES,
     FEATURE_VERSION,
@@ -124,14 +124,14 @@ class CompactAstEncoder:
         with told("how programs are read"):
             count = self._run(data)
             if count > 0 and self._totals[-1] != STAMP:  # machine code of other sources
-                _leaf_vector.encode.recompile()
+                _tir_encoding.encode.recompile()
                 count = self._run(data)
         self._compiled = count > 0
         return count
 
     def _run(self, data: NDArray[np.uint8]) -> int:
         return int(
-            _leaf_vector.encode(
+            _tir_encoding.encode(
                 data, self._nodes, self._pool, self._leaves, self._loops, self._rows, self._state,
                 self._work, self._operations, self._accesses, self._touches, self._out,
                 self._totals,

@@ -29,11 +29,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.roofline import launch_s
+from foreplan.cost_models.roofline import ARITHMETIC, launch_s
 from foreplan.cost_models.unpacking import unpacked_weights
 from foreplan.datasets.device import PEAK_DTYPES, Device
 from foreplan.datasets.dtypes import DTYPE_BYTES, weight_bytes
-from foreplan.datasets.operators import PRODUCTS
 from foreplan.datasets.program import Program
 from foreplan.errors import MissingDataError
 
@@ -43,9 +42,6 @@ TERMS = ("launch", "compute", "memory", "unpack")
 
 #: Groups of programs from the widest to the narrowest.
 LEVELS = ("all", "family", "layer", "operator", "dtype", "function", "kernel", "variant")
-
-#: Operators whose FLOP are products; only these have a peak of their own for each dtype.
-_ARITHMETIC = PRODUCTS | {"linear", "matmul", "conv", "attention", "full_attention"}
 
 #: Weights of a convolution that are laid out in the time of a call (assumed: 4 KiB of fp32 at 3
 #: GB/s; rates are fitted on top).
@@ -57,7 +53,7 @@ _PASSES = ("_forward", "_backward", "_weight_gradient")
 
 def family(program: Program) -> str:
     """``product``, ``attention``, ``optimizer``, ``cast`` or ``wide`` (all other)."""
-    if program.op in _ARITHMETIC:
+    if program.op in ARITHMETIC:
         return "attention" if "attention" in program.op else "product"
     if program.op in ("optimizer_step", "adamw"):
         return "optimizer"
@@ -122,7 +118,7 @@ def arithmetic_s(programs: Sequence[Program], device: Device) -> Floats:
 
     def peak(item: Program) -> float | None:
         dtype = item.variant.compute
-        return device.peak(dtype) if item.op in _ARITHMETIC and dtype in PEAK_DTYPES else None
+        return device.peak(dtype) if item.op in ARITHMETIC and dtype in PEAK_DTYPES else None
 
     return np.array([item.flops / rate if (rate := peak(item)) else 0.0 for item in programs])
 
@@ -141,7 +137,7 @@ def streamed_s(programs: Sequence[Program], device: Device) -> Floats:
 
 def roofline(terms: Floats, programs: Sequence[Program]) -> Floats:
     """Seconds beside the launch that no kernel beats (N,), from `rate_terms`."""
-    products = np.array([program.op in _ARITHMETIC for program in programs])
+    products = np.array([program.op in ARITHMETIC for program in programs])
     return np.asarray(np.maximum(np.where(products, terms[:, 1], 0.0), terms[:, 2]))
 
 
@@ -173,7 +169,7 @@ def _laid_out(program: Program) -> float:
 
 
 def _peak(device: Device, program: Program) -> float:
-    wanted = program.variant.compute if program.op in _ARITHMETIC else "fp32"
+    wanted = program.variant.compute if program.op in ARITHMETIC else "fp32"
     for name in (wanted, "fp32"):
         peak = device.peak(name) if name in PEAK_DTYPES else None
         if peak is not None:

@@ -1,4 +1,4 @@
-"""`expert_parts`: operators of a mixture and of special attention as ones a predictor has seen.
+"""`expert_parts`: operators of a mixture of experts as ones that a predictor has seen.
 
 Nothing that the shipped predictor was fitted to is a mixture of experts. Its products are matrix
 products all the same: where ``rows`` rows touch ``t`` experts (see `touched_experts`), ``m = rows *
@@ -18,7 +18,6 @@ from dataclasses import replace
 from foreplan.cost_models.costs import Estimate
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.kernels.registry import FEW_ROWS
-from foreplan.datasets.operator_bytes import visible_pairs
 from foreplan.datasets.program import Program, Variant, program
 
 #: Programs and how often each counts.
@@ -42,7 +41,7 @@ _UNPACKED_ONCE = 1.3
 
 
 def expert_parts(item: Program) -> Shares | None:
-    """The parts of a router, of experts, of a shared expert's gate or of special attention.
+    """The parts of a router, of experts, of their products or of a shared expert's gate.
 
     ``None`` of all else.
     """
@@ -54,19 +53,6 @@ def expert_parts(item: Program) -> Shares | None:
         if "grouped" in v.kernel:  # groups are judged, and those that lose left out
             found.append((program("elementwise", replace(v, kernel="any"), **size, inputs=1), 2.0))
         return found
-    if item.op == "sink_attention":  # plain attention, whose results are scaled
-        plain = replace(v, kernel=v.kernel.replace("sink_", ""))
-        size = {"rows": d["batch"] * d["queries"] * d["heads"], "cols": d["head_dim"]}
-        scaled = program("elementwise", replace(v, kernel="any"), **size, inputs=1)
-        return [(program("attention", plain, **d), 1.0), (scaled, 1.0)]
-    if item.op == "capped_attention":
-        return _capped_attention(item)
-    if item.op == "latent_attention":
-        return _latent_attention(item)
-    if item.op == "expand_heads":
-        size = {"rows": d["rows"], "cols": d["heads"] * (d["plain"] + d["turned"])}
-        copied = program("elementwise", replace(v, kernel="any"), **size, inputs=1)
-        return [(copied, 2.0 + d["turned"] / (d["plain"] + d["turned"]))]
     if item.op == "shared_gate":
         return [(program("elementwise", v, rows=d["rows"], cols=d["cols"], inputs=2), 1.0)]
     if item.op not in (*EXPERT_OPERATORS, "grouped", "grouped_gradient"):
@@ -127,46 +113,6 @@ def _between_rows(rows: int, ends: tuple[int, int]) -> float:
     """0 up to the first number of rows, 1 from the second on."""
     few, many = ends
     return min(1.0, max(0.0, (rows - few) / (many - few)))
-
-
-def _latent_attention(item: Program) -> Shares | None:
-    """Scores, softmax and sum of an attention over latents; ``None`` where one kernel does it."""
-    d, v = item.dims, item.variant
-    if not v.kernel.endswith("_bmm"):
-        return None
-    width, product = d["latent"] + d["turned"], replace(v, kernel="torch.bmm")
-    rows = d["batch"] * d["heads"]
-    size = {"batch": d["batch"], "m": d["heads"]}
-    scores = program("matmul", replace(v, kernel="torch.linear"), **size, n=d["keys"], k=width)
-    plain = replace(v, kernel="any")
-    return [
-        # Queries are put together and scaled.
-        (program("elementwise", plain, rows=rows, cols=width, inputs=1), 2.0),
-        (scores, 1.0),
-        (program("softmax", v, rows=rows, cols=d["keys"]), 1.0),
-        (program("matmul", product, **size, n=d["latent"], k=d["keys"]), 1.0),
-    ]
-
-
-def _capped_attention(item: Program) -> Shares:
-    """Scores, their cap in three maps and a mask, softmax and sum, over the keys that are seen."""
-    d, v = item.dims, Variant(item.variant.compute, item.variant.compute, "any")
-    seen = max(1, round(visible_pairs(d) / d["queries"]))
-    size = {"batch": d["batch"] * d["kv_heads"], "m": d["queries"] * d["heads"] // d["kv_heads"]}
-    scores = {"rows": d["batch"] * d["heads"] * d["queries"], "cols": seen}
-    capped = program("elementwise", v, **scores, inputs=1)
-    by_keys, by_values = (replace(v, kernel=f"torch.{name}") for name in ("linear", "bmm"))
-    of_scores = program("matmul", by_keys, **size, n=seen, k=d["head_dim"])
-    of_values = program("matmul", by_values, **size, n=d["head_dim"], k=seen)
-    found = [
-        (of_scores, 1.0), (capped, 3.0 if d["queries"] == 1 else 4.0),
-        (program("softmax", v, **scores), 1.0), (of_values, 1.0),
-    ]  # fmt: skip
-    if item.variant.storage != v.storage:  # the cache is cast, or read from its codes and scales
-        rows = 2 * d["batch"] * d["kv_heads"] * d["keys"]
-        read = program("elementwise", v, rows=rows, cols=d["head_dim"], inputs=1)
-        found.append((read, 1.0 if item.variant.storage == "bf16" else 3.0))
-    return found
 
 
 def _grouped(variant: Variant, rows: float, experts: float, n: int, k: int) -> Shares:

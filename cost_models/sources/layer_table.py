@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.costs import Estimate, Work
 from foreplan.datasets import device_zoo
+from foreplan.datasets.experts import EXPERT_OPERATORS
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program
 from foreplan.datasets.sweeps.operator_table import OperatorTable
 from foreplan.errors import MissingDataError, SpecError
@@ -112,6 +114,12 @@ class LayerTableSource:
                     fix="plan with bits=16, or with '--costs predicted'",
                 )
             return Estimate.exact(0.0, "measured")
+        if work.op in EXPERT_OPERATORS or work.op in ATTENTIONS - {"attention"}:
+            raise MissingDataError(
+                "the table's layers have plain attention and a plain MLP, the model's sinks, "
+                "capped scores or experts",
+                fix="plan the table's model, or with '--costs predicted'",
+            )
         if work.op == "attention":
             if work.variant.storage not in _HALF:
                 raise MissingDataError(

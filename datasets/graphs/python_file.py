@@ -209,7 +209,7 @@ def _run(path: Path) -> ModuleType:
                 expected="a package of a name of its own",
             )  # fmt: skip
         return member
-    # Under a name that no installed package has: the file may be called torch.py.
+    # Under a name that nothing imported so far has: the file may be called torch.py.
     name = path.stem if path.stem not in sys.modules else f"_foreplan_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

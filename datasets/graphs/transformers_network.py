@@ -20,6 +20,7 @@ from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import MOST_LAYERS, Model
 from foreplan.datasets.models.model_zoo import pretrained_folders, zoo_names
 from foreplan.datasets.models.network_zoo import ZooNetwork, network_aliases, zoo_network
+from foreplan.datasets.quantity import whole_number
 from foreplan.datasets.specs import StrictModel, load_document, nearest
 from foreplan.errors import SpecError
 
@@ -289,10 +290,12 @@ def _sides(network: TransformersNetwork, config: Any) -> tuple[int, int]:
 
 def _pixels(stated: object) -> tuple[int, int] | None:
     """Height and width of what says one number or both; ``None`` of anything else."""
-    match stated if isinstance(stated, (list, tuple)) else (stated, stated):
-        case (int(height), int(width)) if height > 0 and width > 0:
-            return height, width
-    return None
+    try:
+        height, width = stated if isinstance(stated, (list, tuple)) else (stated, stated)
+        sides = whole_number(height, "height"), whole_number(width, "width")
+    except (SpecError, ValueError):  # no number, or not two of them
+        return None
+    return sides if min(sides) > 0 else None
 
 
 def _check(fields: dict[str, Any], where: str) -> None:

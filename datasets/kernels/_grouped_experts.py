@@ -24,8 +24,7 @@ def grouped_experts(
     ups: Packed,
     downs: Packed,
     activate: Callable[[Tensor, Tensor], Tensor],
-    up_biases: Tensor | None = None,
-    down_biases: Tensor | None = None,
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """What `_expert_mlps.expert_mlps` computes; no length depends on how rows fall.
 
@@ -36,15 +35,15 @@ def grouped_experts(
         ups: of all experts gate and up fused, ``[E 2 I, H]``.
         downs: of all experts, ``[E H, I]``.
         activate: of gate and up, ``[R A, I]`` each.
-        up_biases: ``[E, 2 I]``.
-        down_biases: ``[E, H]``.
+        biases: of all experts' gate and up ``[E, 2 I]``, and ``[E, H]``; ``None`` where without.
 
     Returns:
         ``[R, H]`` in the dtype of ``x``, added up in fp32.
     """
+    of_up, of_down = biases
     routes = by_expert(chosen, downs.n // x.shape[1])
-    wide = _grouped_linear.run(x.index_select(0, routes.rows), ups, routes.ends, up_biases)
+    wide = _grouped_linear.run(x.index_select(0, routes.rows), ups, routes.ends, of_up)
     made = activate(*wide.chunk(2, 1))
     del wide
-    made = _grouped_linear.run(made, downs, routes.ends, down_biases)
+    made = _grouped_linear.run(made, downs, routes.ends, of_down)
     return added_up(made, routes.places, share)

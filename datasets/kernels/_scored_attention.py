@@ -4,7 +4,8 @@ A sink is a learned score of a head that takes part in the softmax and has no va
 StreamingLLM, 2023; gpt-oss). With ``s`` for the logarithm of a query's sum of exponentials, which
 fused attention computes beside its result, a result with a sink is the result without one times
 ``sigmoid(s - sink)``: exact, whatever kernel made both. A capped score is ``cap * tanh(score /
-cap)`` (Gemma 2), which no fused kernel of torch knows: products one after another compute it.
+cap)`` (soft-capping; Gemma 2), which no fused kernel of torch knows: products one after another
+compute it.
 
 Imports torch. Shape legend: B = batch, T = tokens of a call, H = heads, G = key/value heads, L =
 positions of the cache, D = head_dim.

@@ -107,12 +107,6 @@ SCORED_ROWS: Mapping[str, int] = MappingProxyType({"cpu": 128, "cuda": 512})
 #: (``theory``, PTX ISA 7.0).
 _FUSED_FROM = 8.0
 
-#: Linear kernels that multiply the rows of all experts of a layer at once (`grouped_experts`), and
-#: the compute capabilities on which they do: elsewhere `torch._grouped_mm` is a loop that asks the
-#: GPU for the rows of each expert (torch 2.11, ``aten/src/ATen/native/cuda/GroupedBlas.cpp``).
-_GROUPED_KERNELS = ("torch.linear", "foreplan.fragment_linear")
-_GROUPED_ON = (9, 10)
-
 _BOTH = ("cpu", "cuda")
 _LINEAR_ROWS = (
     _Row("bf16/bf16/torch.linear", "bf16", _BOTH),
@@ -278,19 +272,6 @@ def runs_on(variant: Variant, device: Device) -> bool:
     return device.compute_capability is None or float(device.compute_capability) >= _FUSED_FROM
 
 
-def runs_grouped(variant: Variant, compute_capability: float | None = None) -> bool:
-    """Whether a GPU computes a layer's experts with a linear kernel without asking the host.
-
-    Only then can a pass with them be recorded.
-
-    Args:
-        variant: of the experts' linears.
-        compute_capability: of the GPU, as 9.0; ``None`` = of one that can, if any does.
-    """
-    there = variant.compute == "bf16" and variant.kernel in _GROUPED_KERNELS
-    return there and (compute_capability is None or int(compute_capability) in _GROUPED_ON)
-
-
 def linear_kernel(variant: Variant, device_kind: str) -> LinearKernel:
     """Look up a linear kernel; imports torch.
 
@@ -333,7 +314,6 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
       ``sigmoid`` kernels have a correction, ``grouped`` ones keep fewer groups than there are
     - shared_gate: ``f(x[rows, hidden], y[rows, hidden], weight[1, hidden])``, which is ``x *
       sigmoid(y @ weight.T)``
-
     - matmul: ``f(x[batch, m, k], weight[batch, k, n]) -> [batch, m, n]``; the weight of ``linear``
       and ``transposed`` kernels is ``[batch, n, k]``
     - expand_heads: ``f(q[B, T, H, P + E], turned_q[B, T, H, E], turned_key[B, T, 1, E], wide[B, T,
@@ -342,8 +322,7 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     - latent_attention: ``f(q[H, B, R], turned_q[B, 1, H, E], cache[B, 1, L, R + E], keys, scale) ->
       [H, B, R]``; one query a head and sequence
 
-    The experts of a layer are computed by `expert_mlps` with a linear's kernel, or by
-    `grouped_experts`.
+    The experts of a layer are computed with a linear's kernel; see `expert_kernels`.
 
     Raises:
         SpecError: no such operator or kernel.
@@ -354,43 +333,6 @@ def function(op: str, variant: Variant) -> Callable[..., Any]:
     from foreplan.datasets.kernels._kernel_functions import FUNCTIONS
 
     return FUNCTIONS[op, variant]
-
-
-def expert_mlps() -> Callable[..., Any]:
-    """The function of the operator ``experts``; imports torch. See `_expert_mlps.expert_mlps`."""
-    from foreplan.datasets.kernels._expert_mlps import expert_mlps as found
-
-    return found
-
-
-def grouped_experts(
-    variant: Variant, device: str, hidden: int, ffn: int
-) -> Callable[..., Any] | None:
-    """`expert_mlps` that does not wait for the host, as a pass that is recorded needs it.
-
-    ``f(x, chosen, share, ups, downs, activate)``, see `_grouped_experts.grouped_experts`. Imports
-    torch.
-
-    Args:
-        variant: of the experts' linears.
-        device: torch device.
-        hidden: features around an expert.
-        ffn: features inside it.
-
-    Returns:
-        ``None`` on processors, where `runs_grouped` is not true, and of features that are no
-        multiple of 8, whose rows do not begin at 16 bytes as `torch._grouped_mm` wants them.
-    """
-    import torch
-
-    if torch.device(device).type != "cuda" or hidden % 8 or ffn % 8:
-        return None
-    major, minor = torch.cuda.get_device_capability(device)
-    if not runs_grouped(variant, major + minor / 10):
-        return None
-    from foreplan.datasets.kernels._grouped_experts import grouped_experts as found
-
-    return found
 
 
 def reference_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

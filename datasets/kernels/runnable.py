@@ -24,15 +24,9 @@ from torch import Tensor
 from foreplan.datasets.dtypes import cache_bytes
 from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.kernels.cold_operands import held_cache
+from foreplan.datasets.kernels.expert_kernels import expert_mlps, grouped_experts
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
-from foreplan.datasets.kernels.registry import (
-    LinearKernel,
-    Packed,
-    expert_mlps,
-    function,
-    grouped_experts,
-    linear_kernel,
-)
+from foreplan.datasets.kernels.registry import LinearKernel, Packed, function, linear_kernel
 from foreplan.datasets.kernels.training_programs import is_training
 from foreplan.datasets.kernels.training_runnable import training_call
 from foreplan.datasets.operators import ATTENTIONS
@@ -201,7 +195,7 @@ class Inputs:
         if grouped is not None:
             all_experts = itertools.cycle(zip(ups, downs, strict=True))
             return Runnable(
-                lambda: grouped(x, *next(routes), *next(all_experts), activate, *biases),
+                lambda: grouped(x, *next(routes), *next(all_experts), activate, biases),
                 f"{self._cold('experts', each)}; {how}",
                 max(each, len(draws)),
             )

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from foreplan.datasets.graphs.operator_graph import OperatorNode, Shape
 from foreplan.datasets.kernels.training_variant import EIGHT_BITS, training_variant
 from foreplan.datasets.program import Program, Variant, program
+from foreplan.datasets.training_operators import PASSES
 
-FORWARD, BACKWARD, WEIGHT_GRADIENT = "forward", "backward", "weight_gradient"
+FORWARD, BACKWARD, WEIGHT_GRADIENT = PASSES
 
 #: Ends the kernel of a cast whose input is not in any cache.
 COLD = "_cold"

@@ -62,7 +62,8 @@ class Model(StrictModel):
         out_bias: bias of the attention's output projection.
         mlp_bias: bias of the MLP's linears.
         sinks: every head has a learned score of no key that takes part in the softmax.
-        score_cap: the products of queries and keys, scaled, become ``cap * tanh(score / cap)``.
+        score_cap: soft-capping of attention: the products of queries and keys, scaled, become
+            ``cap * tanh(score / cap)``.
         logit_cap: likewise the logits.
         qk_norm: RMS norm over each head of queries and keys, before the rotation.
         qk_norm_whole: that norm is over all heads together (OLMoE).

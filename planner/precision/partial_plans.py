@@ -22,8 +22,9 @@ from foreplan.cost_models.book import CostChoice, Profiles, cost_book
 from foreplan.cost_models.costs import CostBook, Estimate, Work
 from foreplan.datasets.program import Program
 from foreplan.errors import told
-from foreplan.planner.api import load_cluster, load_workload, plan
+from foreplan.planner.api import load_cluster, plan
 from foreplan.planner.base import Problem
+from foreplan.planner.load_workload import load_workload
 from foreplan.planner.plan import Alternative, Plan, load_plan
 from foreplan.planner.precision.planner import PrecisionPlanner
 from foreplan.planner.precision.pricing import StepTables

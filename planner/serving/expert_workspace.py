@@ -1,7 +1,7 @@
 """`expert_bytes`: the most that a GPU holds while the routed experts of a layer run.
 
-They run one after another, or all at once where the GPU has kernels for it
-(`foreplan.datasets.kernels.registry.runs_grouped`). A plan is not told which: it takes the larger.
+They run one after another, or all at once where the GPU has kernels for it (`runs_grouped` of
+`foreplan.datasets.kernels.expert_kernels`). A plan is not told which: it takes the larger.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreplan.datasets.experts import Experts
-from foreplan.datasets.kernels.registry import FEW_ROWS, runs_grouped
+from foreplan.datasets.kernels.expert_kernels import runs_grouped
+from foreplan.datasets.kernels.registry import FEW_ROWS
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 
@@ -36,18 +37,21 @@ def expert_bytes(
     return normed + max(in_turn, _all_at_once(model, experts, rows, fused=fused))
 
 
+def routing_bytes(experts: Experts) -> int:
+    """Of a row: 32 for each choice of an expert, to be sorted, and 6 for each expert's score."""
+    return 32 * experts.active + 6 * experts.count
+
+
 def _in_turn(model: Model, experts: Experts, rows: int) -> int:
     """One expert may get every row, and the one before it too.
 
     An expert's rows are gathered, go through up, activation, product and down, and are added up,
-    weighted, in fp32; its rows, up and output are kept until the next one has its own. Each choice
-    of an expert takes 32 bytes to be sorted and each expert's score 6.
+    weighted, in fp32; its rows, up and output are kept until the next one has its own.
     """
-    per_row = 32 * experts.active + 6 * experts.count
     each = 2 * (6 * model.hidden + 4 * experts.ffn)
     if experts.active > 1:
         each += 2 * (2 * model.hidden + 2 * experts.ffn)
-    return rows * (per_row + each)
+    return rows * (routing_bytes(experts) + each)
 
 
 def _all_at_once(model: Model, experts: Experts, rows: int, *, fused: bool) -> int:

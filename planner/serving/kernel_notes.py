@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from foreplan.datasets import device_zoo
 from foreplan.datasets.cluster_entry import Rank
-from foreplan.datasets.kernels.registry import runs_grouped, runs_on
+from foreplan.datasets.kernels.expert_kernels import runs_grouped
+from foreplan.datasets.kernels.registry import runs_on
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.planner.serving.spec import StageDecision

@@ -29,8 +29,9 @@ from foreplan.planner.serving.pricing import DECODE, PREFILL, Pricing
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision
 from foreplan.planner.serving.workspace import MOST_RECORDED_LAYERS
 from foreplan.planner.verify.allocator import growing_segments
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
 from foreplan.planner.verify.pass_graphs import PassGraphs
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 MODES = ("fast", "reference", "forced")
 #: Logits of each token that a forced run reports, spread evenly over the vocabulary.

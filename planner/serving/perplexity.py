@@ -21,7 +21,8 @@ from foreplan.datasets.text_tokens import text_tokens
 from foreplan.planner.serving.pipeline import stage_kernels
 from foreplan.planner.serving.pricing import PREFILL
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload, StageDecision
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 #: Windows of a pass; tokens of each, cut to what the model attends to.
 BATCH, LENGTH = 4, 256

@@ -27,7 +27,7 @@ from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
-from foreplan.planner.serving.expert_workspace import expert_bytes
+from foreplan.planner.serving.expert_workspace import expert_bytes, routing_bytes
 from foreplan.planner.serving.latent_workspace import heap_of_latents, latent_moments
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.scored_workspace import scored_bytes
@@ -340,10 +340,9 @@ def heap_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> 
     too), and the input and the output of a linear in fp32. Besides: a hidden state for every token
     in flight, the logits, and the largest linear once in fp32. Of a mixture, one expert may get
     every row: then its rows are gathered, go through up, activation, product and down, and are
-    added up, weighted, in fp32; besides, each choice of an expert takes 32 bytes to be sorted and
-    each expert's score 6, and the library keeps a kernel for every number of rows that an expert
-    computes. A quantised cache is read into fp32 before attention, one layer at a time, and new
-    keys and values are quantised in fp32.
+    added up, weighted, in fp32; besides come `routing_bytes`, and the library keeps a kernel for
+    every number of rows that an expert computes. A quantised cache is read into fp32 before
+    attention, one layer at a time, and new keys and values are quantised in fp32.
 
     Args:
         model: the model.
@@ -359,7 +358,7 @@ def heap_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> 
         mlp = (4 if model.gated else 2) * model.ffn
     if experts is not None:
         mlp = max(mlp, 6 * model.hidden + 4 * experts.ffn, model.hidden + 4 * experts.shared_ffn)
-        routing = 32 * experts.active + 6 * experts.count
+        routing = routing_bytes(experts)
     per_row = 2 * (3 * model.hidden + max(attention, mlp)) + routing
     per_row += 4 * max(linear.n + linear.k for linear in linears)
     in_flight = 2 * workload.batch * (workload.prompt_tokens + 1) * model.hidden

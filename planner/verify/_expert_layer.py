@@ -14,14 +14,8 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.experts import Experts
-from foreplan.datasets.kernels.registry import (
-    LinearKernel,
-    Packed,
-    expert_mlps,
-    function,
-    grouped_experts,
-    linear_kernel,
-)
+from foreplan.datasets.kernels.expert_kernels import expert_mlps, grouped_experts
+from foreplan.datasets.kernels.registry import LinearKernel, Packed, function, linear_kernel
 from foreplan.datasets.models.decoder_programs import fixed_variant
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import WeightSource
@@ -123,7 +117,7 @@ class ExpertLayer(DecoderLayer):
         out: Tensor
         biases = self._up_biases, self._down_biases
         if grouped := self._grouped[now.phase]:
-            out = grouped(x, chosen, share, *self._all, self._activate, *biases)
+            out = grouped(x, chosen, share, *self._all, self._activate, biases)
         else:
             out = self._experts(
                 x, chosen, share, self._ups, self._downs, self._run[now.phase], self._activate,

@@ -10,7 +10,7 @@ micro-batches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foreplan.datasets.experts import LayerClass
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
-from foreplan.datasets.kernels.registry import function, kernels_for, layout_of
+from foreplan.datasets.kernels.registry import function, kernels_for
 from foreplan.datasets.models.decoder_programs import fixed_variant
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.rotary import RotationKind
@@ -40,6 +40,7 @@ from foreplan.planner.verify._expert_layer import ExpertLayer
 from foreplan.planner.verify._latent_layer import LatentExpertLayer, LatentLayer
 from foreplan.planner.verify.allocator import mapped_allocations
 from foreplan.planner.verify.rotation import rotation
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 #: Storage of a quantised cache.
 _QUANTISED = "int8"
@@ -57,47 +58,6 @@ _LAYERS: Mapping[tuple[LayerClass, bool], type[DecoderLayer]] = MappingProxyType
         ("moe", True): LatentExpertLayer,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseKernels:
-    """Variants of one operator for the two phases.
-
-    Linears keep one copy of the weight, so that both must use one layout.
-    """
-
-    prefill: Variant
-    decode: Variant
-
-    @property
-    def both(self) -> tuple[Variant, Variant]:
-        """Prefill and decode."""
-        return self.prefill, self.decode
-
-    def check_layout(self, where: str) -> None:
-        """Raise `SpecError` unless one packed weight serves both linear kernels."""
-        layouts = [layout_of(variant) for variant in self.both]
-        if layouts[0] != layouts[1]:
-            raise SpecError(
-                f"{where}: kernels {self.prefill} and {self.decode}",
-                got=f"layouts {layouts[0]} and {layouts[1]}",
-                expected="one layout, so that one copy of the weight serves both phases",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class StageKernels:
-    """How a stage computes.
-
-    Attributes:
-        layers: of the linears of each of the stage's layers.
-        attention: of every layer's attention, which says how keys and values are stored.
-        head: of the head; needed where the stage has the last layer.
-    """
-
-    layers: tuple[PhaseKernels, ...]
-    attention: PhaseKernels
-    head: PhaseKernels | None = None
 
 
 class DecoderStage:

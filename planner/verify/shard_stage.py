@@ -17,8 +17,9 @@ from foreplan.cost_models.tensor_parallel import shard_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import WeightSource
 from foreplan.planner.verify._decoder_layer import DECODE, PREFILL
-from foreplan.planner.verify.decoder import DecoderStage, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
 from foreplan.planner.verify.shard_weights import ShardWeights
+from foreplan.planner.verify.stage_kernels import StageKernels
 
 
 class ShardStage(DecoderStage):

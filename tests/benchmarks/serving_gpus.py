@@ -25,7 +25,8 @@ from foreplan.datasets.timing.measuring import Effort
 from foreplan.datasets.timing.profile_grid import ProfileGrid
 from foreplan.datasets.timing.profiling import measure_profile
 from foreplan.errors import ForeplanError
-from foreplan.planner.api import load_workload, plan
+from foreplan.planner.api import plan
+from foreplan.planner.load_workload import load_workload
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.serving.planner import ServingPlanner
 from foreplan.planner.serving.shapes import serving_programs

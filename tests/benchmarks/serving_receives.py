@@ -110,8 +110,9 @@ class Rank:
 
         from foreplan.datasets.models.weights import open_weights
         from foreplan.datasets.program import Variant
-        from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+        from foreplan.planner.verify.decoder import DecoderStage
         from foreplan.planner.verify.pass_graphs import PassGraphs
+        from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
         def alike(text: str) -> PhaseKernels:
             return PhaseKernels(Variant.parse(text), Variant.parse(text))

@@ -14,9 +14,10 @@ from foreplan.datasets.models.decoder_memory import stage_bytes
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import open_weights
 from foreplan.planner.serving.pricing import DECODE, PREFILL, StageKernels
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels
-from foreplan.planner.verify.decoder import StageKernels as LoadedKernels
+from foreplan.planner.verify.decoder import DecoderStage
 from foreplan.planner.verify.pass_graphs import PassGraphs
+from foreplan.planner.verify.stage_kernels import PhaseKernels
+from foreplan.planner.verify.stage_kernels import StageKernels as LoadedKernels
 
 #: Three layers, one of each number of bits.
 BITS = (16, 8, 4)

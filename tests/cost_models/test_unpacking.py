@@ -12,8 +12,9 @@ from foreplan.cost_models.unpacking import (
 )
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
-from foreplan.datasets.kernels.registry import FEW_ROWS
+from foreplan.datasets.kernels.registry import FEW_ROWS, kernels_for
 from foreplan.datasets.kernels.row_shapes import MOST_ROWS
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program, Variant, program
 
 FUSED, SLOW = "int8/bf16/foreplan.fragment_linear", "int8/bf16/torch.dequant_linear"
@@ -61,12 +62,11 @@ def test_tens_of_rows_take_what_their_blocks_take(
     assert unpacking_floor_s(item, part) > 3.5 * unpacking_floor_s(item, h200)
 
 
-def test_a_quantised_cache_is_written_out_too() -> None:
+@pytest.mark.parametrize("op", sorted(ATTENTIONS))
+def test_a_quantised_cache_is_written_out_too(op: str) -> None:
     dims = {"batch": 2, "queries": 1, "keys": 30, "heads": 8, "kv_heads": 4, "head_dim": 16}
-    eight, plain = (
-        program("attention", Variant.parse(v), **dims)
-        for v in ("int8/bf16/torch.dequant_sdpa", "bf16/bf16/torch.sdpa")
-    )
+    kernels = {v.storage: v for v in kernels_for(op, "cuda") if v.compute == "bf16"}
+    eight, plain = (program(op, kernels[storage], **dims) for storage in ("int8", "bf16"))
     assert unpacked_weights(eight) == 2 * 2 * 30 * 4 * 16
     assert unpacked_weights(plain) == 0
     source, figures = RooflineSource(device_zoo.device("h200")), device_zoo.device("h200")

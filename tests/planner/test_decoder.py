@@ -29,7 +29,8 @@ from foreplan.datasets.models.weights import RandomWeights, WeightSource, open_w
 from foreplan.datasets.operators import ATTENTIONS, OPERATORS
 from foreplan.datasets.program import Program, Variant
 from foreplan.planner.verify import _decoder_layer, decoder
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

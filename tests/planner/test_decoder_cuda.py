@@ -10,7 +10,8 @@ from foreplan.datasets.models.decoder_memory import stage_bytes
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

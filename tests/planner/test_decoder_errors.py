@@ -11,7 +11,8 @@ from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 BF16 = PhaseKernels(*[Variant.parse("bf16/bf16/torch.linear")] * 2)
 SDPA = PhaseKernels(*[Variant.parse("bf16/bf16/torch.sdpa")] * 2)

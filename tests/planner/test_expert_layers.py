@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from foreplan.datasets.experts import EXPERT_OPERATORS
 from foreplan.datasets.kernels import registry
-from foreplan.datasets.kernels.registry import expert_mlps, kernels_for, linear_kernel
+from foreplan.datasets.kernels.expert_kernels import expert_mlps
+from foreplan.datasets.kernels.registry import kernels_for, linear_kernel
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.datasets.models.attention_window import layer_kinds
 from foreplan.datasets.models.decoder_memory import stage_bytes
@@ -29,7 +30,8 @@ from foreplan.datasets.models.weights import RandomWeights, WeightSource, open_w
 from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.planner.verify import _decoder_layer, _expert_layer
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -303,7 +305,7 @@ class Recorder:
         return "experts" if args[-1] == (None, None) else "biased_experts"
 
     def expert_mlps(self) -> Callable[..., Any]:
-        run = registry.expert_mlps()
+        run = expert_mlps()
 
         def noted(*args: Any) -> Any:
             x, chosen, _, ups, _, linear, _, _ = args

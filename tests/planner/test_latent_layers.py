@@ -25,7 +25,8 @@ from foreplan.datasets.models.weights import RandomWeights
 from foreplan.datasets.operators import OPERATORS
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.planner.verify import _decoder_layer, _latent_layer
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

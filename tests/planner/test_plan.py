@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import foreplan
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
-from foreplan.planner.api import load_workload
 from foreplan.planner.plan import Plan, load_plan
 from foreplan.planner.serving import ServingPlanner
 
@@ -279,24 +278,6 @@ def test_what_has_no_price_here_is_rejected_with_the_reason(monkeypatch, missing
     made = foreplan.plan(*asked, costs="predicted", beside=("roofline",))
     told = {r.name: r.reason for r in made.rejected}
     assert told["decided from roofline costs"] == "no price"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("batch=8,batch=4", "batch twice"), ("batch=8,bits=[16,8]", r"bits=16\+8"),
-        ("batch=8,prompt_tokens=8,new_tokens=2,bits=16/8", r"a list; .*bits=16\+8"),
-    ],
-)  # fmt: skip
-def test_a_workload_that_cannot_be_read_says_how_to_write_it(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        load_workload("serving", text)
-
-
-@pytest.mark.parametrize(("text", "bits"), [("8", (8,)), ("8+4", (8, 4))])
-def test_one_number_of_bits_needs_no_list(text, bits):
-    workload = load_workload("serving", f"batch=8,prompt_tokens=16,new_tokens=4,bits={text}")
-    assert workload.bits == bits
 
 
 @pytest.mark.parametrize("wrong", [None, 3, ["serving"]])

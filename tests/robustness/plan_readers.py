@@ -144,7 +144,7 @@ def _use_verification(path: Path) -> None:
 
 def _workload(kind: str) -> Read:
     def read(path: Path) -> None:
-        from foreplan.planner.api import load_workload
+        from foreplan.planner.load_workload import load_workload
 
         load_workload(kind, str(path))
 

@@ -61,7 +61,7 @@ def _endpoint(text: str) -> None:
 
 
 def _workload(text: str) -> None:
-    from foreplan.planner.api import load_workload
+    from foreplan.planner.load_workload import load_workload
 
     load_workload("serving", text)
 

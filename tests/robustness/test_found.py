@@ -219,7 +219,7 @@ def test_the_bound_of_a_schedule_is_the_documented_one() -> None:
 
 
 def test_words_too_long_for_a_file_name() -> None:
-    from foreplan.planner.api import load_workload
+    from foreplan.planner.load_workload import load_workload
 
     assert "batch" in str(outcome(lambda: load_workload("serving", "batch=" + "9" * 5000)))
     assert outcome(lambda: parse_endpoint("host:" + "9" * 5000))

@@ -1,6 +1,6 @@
 """part and STAMP: how the parts of the program encoder are compiled, and when again.
 
-Only the outermost function, `_leaf_vector.encode`, keeps its machine code on disk; the others are
+Only the outermost function, `_tir_encoding.encode`, keeps its machine code on disk; the others are
 compiled into it. numba renews that code when the outermost function's own file changes, but not
 when another file does, which after a ``git pull`` would mean old code and new names. So the
 machine code carries the checksum of all the sources, and its caller compares.

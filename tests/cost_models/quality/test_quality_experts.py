@@ -19,7 +19,8 @@ from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.weights import open_weights
 from foreplan.datasets.program import Variant
 from foreplan.errors import SpecError
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 BASE = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -17,7 +17,6 @@ from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.datasets import device_zoo
 from foreplan.datasets.dtypes import weight_bytes
 from foreplan.datasets.experts import touched_experts
-from foreplan.datasets.kernels.registry import kernels_for
 from foreplan.datasets.program import Program, Variant, program
 
 KERNELS = ("bf16/bf16/torch.linear", "int8/bf16/torch.dequant_linear",
@@ -59,44 +58,6 @@ def test_biases_and_a_clamped_activation_cost_more() -> None:
 def test_what_is_no_mixture_has_no_parts() -> None:
     linear = program("linear", Variant.parse(KERNELS[0]), rows=4, n=8, k=8)
     assert expert_parts(linear) is None
-
-
-LATENT = {"batch": 8, "keys": 1000, "heads": 128, "latent": 512, "turned": 64}
-
-
-def test_parts_of_an_attention_over_latents_do_its_work() -> None:
-    whole = program("latent_attention", Variant.parse("bf16/bf16/torch.latent_bmm"), **LATENT)
-    parts = expert_parts(whole)
-    assert parts is not None
-    assert sum(p.flops * n for p, n in parts if p.op == "matmul") == pytest.approx(whole.flops)
-    # A kernel that does it all at once is not made of them, and nobody predicts it.
-    fused = program("latent_attention", Variant.parse("bf16/bf16/torch.latent_sdpa"), **LATENT)
-    assert expert_parts(fused) is None
-    assert PREDICTED.estimate(fused, "h200") is None
-
-
-def test_heads_of_latents_move_as_many_bytes_as_their_parts() -> None:
-    whole = program(
-        "expand_heads", Variant.parse("bf16/bf16/torch.expand_heads"),
-        rows=2048, heads=128, plain=128, turned=64, value=128,
-    )  # fmt: skip
-    parts = expert_parts(whole)
-    assert parts is not None
-    assert sum(p.bytes * n for p, n in parts) == pytest.approx(whole.bytes, rel=0.2)
-
-
-@pytest.mark.parametrize("device", ["h200", "l4"])
-def test_longer_contexts_of_latents_never_cost_less(device: str) -> None:
-    kernel = Variant.parse("bf16/bf16/torch.latent_bmm")
-    for source in (PREDICTED, RooflineSource(device_zoo.device(device))):
-        works = [program("latent_attention", kernel, **LATENT | {"keys": 1 << n})
-                 for n in range(8, 17)]  # fmt: skip
-        found = [source.estimate(work, device) for work in works]
-        times = [each.mean_s for each in found if each is not None]
-        assert len(times) == len(works)
-        assert all(b > 0.999 * a for a, b in itertools.pairwise(times))
-        # 16 times the latents at the device's bandwidth or rate, in the end.
-        assert times[-1] > 8 * times[-5]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -176,39 +137,3 @@ def test_unpacked_weights_are_those_of_touched_experts() -> None:
         rate_terms([experts(rows, KERNELS[1], **QWEN3)], device)[0, 3] for rows in (1, 10_000)
     )
     assert all_of_them == pytest.approx(16 * few)
-
-
-# Attention with sinks and capped scores -----------------------------------------------------------
-
-HEADS = {"batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 64}
-
-
-@pytest.mark.parametrize("variant", kernels_for("sink_attention", "cpu"), ids=str)
-def test_attention_with_sinks_is_plain_and_scaled(variant: Variant) -> None:
-    whole = program("sink_attention", variant, queries=128, keys=128, **HEADS)
-    parts = expert_parts(whole)
-    assert parts is not None
-    (plain, one), (scaled, other) = parts
-    assert (plain.op, plain.sizes, one, other) == ("attention", whole.sizes, 1.0, 1.0)
-    assert plain.variant in kernels_for("attention", "cpu")
-    assert plain.variant.storage == variant.storage
-    assert scaled.dims["rows"] * scaled.dims["cols"] == 2 * 128 * 16 * 64
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1000), (128, 128), (64, 192)])
-def test_parts_of_capped_attention_do_its_work(queries: int, keys: int) -> None:
-    for variant in kernels_for("capped_attention", "cpu"):
-        whole = program("capped_attention", variant, queries=queries, keys=keys, **HEADS)
-        parts = expert_parts(whole)
-        assert parts is not None
-        products = sum(p.flops * n for p, n in parts if p.op == "matmul")
-        assert products == pytest.approx(whole.flops, rel=0.01)
-        casts = variant.storage != variant.compute
-        assert len(parts) == (5 if casts else 4)
-        if variant.compute == "bf16":
-            found = PREDICTED.estimate(whole, "h200")
-            assert found is not None
-            plain = program("attention", Variant.parse("bf16/bf16/torch.sdpa"), **whole.dims)
-            fused = PREDICTED.estimate(plain, "h200")
-            assert fused is not None
-            assert found.mean_s > fused.mean_s

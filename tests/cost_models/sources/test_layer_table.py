@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,8 @@ def test_layers_that_the_table_does_not_hold_have_no_price_at_all(tmp_path):
         (program("linear", int4, rows=4, n=6656, k=6656), "none of int4"),
         (attention(2, 1, 9, heads=32, kv_heads=32), "6656 features in 52 heads"),
         (attention(1, 900, 900), "900 tokens"),
+        (replace(attention(2, 1, 9), op="capped_attention"), "the model's .* capped scores"),
+        (program("experts", BF16, rows=2, experts=8, active=2, ffn=64, hidden=6656), "or experts"),
     ):
         with pytest.raises(MissingDataError, match=told):
             behind.cost(work, "t4")

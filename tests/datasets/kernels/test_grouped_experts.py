@@ -11,15 +11,8 @@ from torch.nn import functional as F
 
 from foreplan.datasets.kernels import _grouped_experts
 from foreplan.datasets.kernels._expert_routes import by_expert
-from foreplan.datasets.kernels.registry import (
-    FEW_ROWS,
-    Packed,
-    expert_mlps,
-    grouped_experts,
-    kernels_for,
-    linear_kernel,
-    runs_grouped,
-)
+from foreplan.datasets.kernels.expert_kernels import expert_mlps, grouped_experts, runs_grouped
+from foreplan.datasets.kernels.registry import FEW_ROWS, Packed, kernels_for, linear_kernel
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.datasets.program import Variant, program
 
@@ -63,8 +56,9 @@ class Layer:
     def drawn(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.device)
 
-    def biases(self) -> list[Tensor]:
-        return [self.drawn(self.count, packed[0].n).bfloat16() for packed in (self.ups, self.downs)]
+    def biases(self) -> tuple[Tensor, Tensor]:
+        up, down = (self.drawn(self.count, p[0].n).bfloat16() for p in (self.ups, self.downs))
+        return up, down
 
     def reference(
         self, x: Tensor, chosen: Tensor, share: Tensor, biases: Sequence[Tensor] = ()
@@ -103,7 +97,7 @@ def test_all_at_once_is_one_by_one(rows: int, alike: bool) -> None:
     assert error(out, exact) < 0.01
     assert error(out, one_by_one.float()) < 0.01
     biases = layer.biases()
-    out = _grouped_experts.grouped_experts(x, chosen, share, *layer.all, activate, *biases)
+    out = _grouped_experts.grouped_experts(x, chosen, share, *layer.all, activate, biases)
     assert error(out, layer.reference(x, chosen, share, biases)) < 0.01
 
 
@@ -144,7 +138,7 @@ def test_on_a_gpu(variant: Variant, rows: int, count: int, alike: bool) -> None:
     exact, biases = layer.reference(x, chosen, share), layer.biases()
     out = run(x, chosen, share, *layer.all, activate)
     assert error(out, exact) < 0.01
-    out = run(x, chosen, share, *layer.all, activate, *biases)
+    out = run(x, chosen, share, *layer.all, activate, biases)
     assert error(out, layer.reference(x, chosen, share, biases)) < 0.01
     # Recorded once, it takes other rows and other experts.
     graph = torch.cuda.CUDAGraph()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 
@@ -29,7 +30,9 @@ from foreplan.errors import SpecError
 def test_one_number_is_the_side_of_a_square() -> None:
     square = network_or_model("resnet-18", image_size=64)
     assert square == network_or_model("resnet-18", image_size=(64, 64))
-    for wrong in (0, (64,), (64, -1), (64.0, 64), "64x64"):
+    numpys = (np.int64(64), np.int64(64))
+    assert square == network_or_model("resnet-18", image_size=numpys)  # type: ignore[arg-type]
+    for wrong in (0, (64,), (64, -1), (64.0, 64), "64x64", True, (True, 64)):
         with pytest.raises(SpecError, match=r"image size: got .*, expected pixels, or"):
             network_or_model("resnet-18", image_size=wrong)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="got '64 x 64', expected none: gpt2 takes no images"):

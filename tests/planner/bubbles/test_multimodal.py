@@ -12,10 +12,11 @@ from tests.datasets.models import test_multimodal as published
 import foreplan
 from foreplan.cost_models.costs import CostBook
 from foreplan.errors import SpecError
-from foreplan.planner.api import load_cluster, load_workload
+from foreplan.planner.api import load_cluster
 from foreplan.planner.base import Problem
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.towers import Tower, backbone_tower, encoder_towers
+from foreplan.planner.load_workload import load_workload
 
 
 def made(tmp_path: Path, config: dict[str, Any], **fields: Any) -> BubblesWorkload:

@@ -7,12 +7,13 @@ import pytest
 from tests.planner.bubbles.problems import encoder, problem, workload
 
 from foreplan.errors import InfeasibleError, SpecError
-from foreplan.planner.api import load_workload, plan
+from foreplan.planner.api import plan
 from foreplan.planner.bubbles.figures import training_flops
 from foreplan.planner.bubbles.planner import BubblesPlanner
 from foreplan.planner.bubbles.robustness import jittered_s
 from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BackbonePlan, TransformerDims
+from foreplan.planner.load_workload import load_workload
 from foreplan.planner.plan import load_plan
 from foreplan.planner.report.html import render_report
 from foreplan.planner.report.summary import Summary

@@ -2,16 +2,8 @@
 
 import pytest
 
-from foreplan.planner.bubbles.scaling import (
-    PUBLISHED,
-    Row,
-    baseline_s,
-    calibrate,
-    limits,
-    predict,
-    readings,
-    table,
-)
+from foreplan.planner.bubbles.scaling import limits, readings, table
+from foreplan.planner.bubbles.scaling_model import PUBLISHED, Row, baseline_s, calibrate, predict
 
 
 def test_published_rows_have_the_papers_gains():

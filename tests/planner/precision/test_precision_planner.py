@@ -13,7 +13,8 @@ from foreplan.cli import app
 from foreplan.cost_models.costs import CostBook
 from foreplan.datasets.kernels.runnable import Inputs
 from foreplan.errors import InfeasibleError, SpecError
-from foreplan.planner.api import load_workload, plan
+from foreplan.planner.api import plan
+from foreplan.planner.load_workload import load_workload
 from foreplan.planner.precision import PrecisionPlanner
 from foreplan.planner.precision import planner as planner_module
 from foreplan.planner.precision.graph import TrainingGraph

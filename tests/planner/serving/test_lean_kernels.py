@@ -8,8 +8,8 @@ from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.specs import validate
-from foreplan.planner.api import load_workload
 from foreplan.planner.base import Problem
+from foreplan.planner.load_workload import load_workload
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
 from foreplan.planner.serving.chain import ServingChains

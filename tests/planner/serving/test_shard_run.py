@@ -14,9 +14,10 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.rotary import Rotary
 from foreplan.datasets.models.weights import RandomWeights, bell_shaped
 from foreplan.datasets.program import Variant
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
 from foreplan.planner.verify.shard_stage import ShardStage
 from foreplan.planner.verify.shard_weights import ShardWeights
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 PLAIN = Variant("bf16", "bf16", "torch.linear")
 ATTENTION = Variant("bf16", "bf16", "torch.sdpa")

@@ -12,8 +12,9 @@ from foreplan.cost_models.book import Profiles, cost_book
 from foreplan.datasets.models.attention_window import LayerKind
 from foreplan.datasets.models.load_model import load_model
 from foreplan.errors import InfeasibleError
-from foreplan.planner.api import load_cluster, load_workload
+from foreplan.planner.api import load_cluster
 from foreplan.planner.base import Problem
+from foreplan.planner.load_workload import load_workload
 from foreplan.planner.serving import ServingPlanner
 from foreplan.planner.serving.chain import static_bytes
 from foreplan.planner.serving.pipeline import stage_kernels

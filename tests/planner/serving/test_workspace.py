@@ -22,8 +22,9 @@ from foreplan.datasets.kernels import (
     _grouped_experts,
     _grouped_linear,
     _scored_attention,
+    registry,
 )
-from foreplan.datasets.kernels import registry as kernels
+from foreplan.datasets.kernels.expert_kernels import runs_grouped
 from foreplan.datasets.models import attention_window
 from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
 from foreplan.datasets.models.latent import LatentAttention
@@ -35,8 +36,9 @@ from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.planner.serving.workspace import StageWorkspace, heap_bytes
 from foreplan.planner.verify import _decoder_layer, _expert_layer
-from foreplan.planner.verify.decoder import DecoderStage, PhaseKernels, StageKernels
+from foreplan.planner.verify.decoder import DecoderStage
 from foreplan.planner.verify.shard_stage import ShardStage
+from foreplan.planner.verify.stage_kernels import PhaseKernels, StageKernels
 
 LINEARS = {
     "plain": {16: "bf16/bf16/torch.linear"},
@@ -143,7 +145,7 @@ def _storages(tree: Any) -> Iterator[tuple[StorageWeakRef, int]]:
 @pytest.fixture
 def gpu_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of a GPU, on a processor: what is compiled there only allocates its result."""
-    found = kernels.linear_kernel
+    found = registry.linear_kernel
     for module in (_decoder_layer, _expert_layer):
         monkeypatch.setattr(module, "linear_kernel", lambda v, _: found(v, "cuda"))
     monkeypatch.setattr(
@@ -337,7 +339,7 @@ def test_experts_hold_no_more_than_is_planned(
         monkeypatch.setattr(
             _expert_layer, "grouped_experts",
             lambda variant, *_: (
-                _grouped_experts.grouped_experts if kernels.runs_grouped(variant, 9.0) else None
+                _grouped_experts.grouped_experts if runs_grouped(variant, 9.0) else None
             ),
         )  # fmt: skip
     model = load_model("mixtral-8x7b").model_copy(

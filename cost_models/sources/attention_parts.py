@@ -1,0 +1,85 @@
+"""`attention_parts`: attention that is not plain as operators that a predictor has seen.
+
+With a learned score a head in its softmax (``sink_attention``), with scores that are capped
+(``capped_attention``) and over latents: the products that it does, and what goes over their results
+besides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foreplan.cost_models.sources.expert_parts import Shares
+from foreplan.datasets.operator_bytes import visible_pairs
+from foreplan.datasets.program import Program, Variant, program
+
+
+def attention_parts(item: Program) -> Shares | None:
+    """The parts of attention with sinks, with capped scores or over latents, and of its heads.
+
+    ``None`` of all else, and where one kernel attends to latents.
+    """
+    if item.op == "sink_attention":
+        return _sink_attention(item)
+    if item.op == "capped_attention":
+        return _capped_attention(item)
+    if item.op == "latent_attention":
+        return _latent_attention(item)
+    return _expanded_heads(item) if item.op == "expand_heads" else None
+
+
+def _sink_attention(item: Program) -> Shares:
+    """Plain attention, whose results are scaled."""
+    d, v = item.dims, item.variant
+    plain = replace(v, kernel=v.kernel.replace("sink_", ""))
+    size = {"rows": d["batch"] * d["queries"] * d["heads"], "cols": d["head_dim"]}
+    scaled = program("elementwise", replace(v, kernel="any"), **size, inputs=1)
+    return [(program("attention", plain, **d), 1.0), (scaled, 1.0)]
+
+
+def _capped_attention(item: Program) -> Shares:
+    """Scores, their cap in three maps and a mask, softmax and sum, over the keys that are seen."""
+    d, v = item.dims, Variant(item.variant.compute, item.variant.compute, "any")
+    seen = max(1, round(visible_pairs(d) / d["queries"]))
+    size = {"batch": d["batch"] * d["kv_heads"], "m": d["queries"] * d["heads"] // d["kv_heads"]}
+    scores = {"rows": d["batch"] * d["heads"] * d["queries"], "cols": seen}
+    capped = program("elementwise", v, **scores, inputs=1)
+    by_keys, by_values = (replace(v, kernel=f"torch.{name}") for name in ("linear", "bmm"))
+    of_scores = program("matmul", by_keys, **size, n=seen, k=d["head_dim"])
+    of_values = program("matmul", by_values, **size, n=d["head_dim"], k=seen)
+    found = [
+        (of_scores, 1.0), (capped, 3.0 if d["queries"] == 1 else 4.0),
+        (program("softmax", v, **scores), 1.0), (of_values, 1.0),
+    ]  # fmt: skip
+    if item.variant.storage != v.storage:  # the cache is cast, or read from its codes and scales
+        rows = 2 * d["batch"] * d["kv_heads"] * d["keys"]
+        read = program("elementwise", v, rows=rows, cols=d["head_dim"], inputs=1)
+        found.append((read, 1.0 if item.variant.storage == "bf16" else 3.0))
+    return found
+
+
+def _latent_attention(item: Program) -> Shares | None:
+    """Scores, softmax and sum of an attention over latents; ``None`` where one kernel does it."""
+    d, v = item.dims, item.variant
+    if not v.kernel.endswith("_bmm"):
+        return None
+    width, product = d["latent"] + d["turned"], replace(v, kernel="torch.bmm")
+    rows = d["batch"] * d["heads"]
+    size = {"batch": d["batch"], "m": d["heads"]}
+    scores = program("matmul", replace(v, kernel="torch.linear"), **size, n=d["keys"], k=width)
+    plain = replace(v, kernel="any")
+    return [
+        # Queries are put together and scaled.
+        (program("elementwise", plain, rows=rows, cols=width, inputs=1), 2.0),
+        (scores, 1.0),
+        (program("softmax", v, rows=rows, cols=d["keys"]), 1.0),
+        (program("matmul", product, **size, n=d["latent"], k=d["keys"]), 1.0),
+    ]
+
+
+def _expanded_heads(item: Program) -> Shares:
+    """Copies of keys and values, and of queries and keys that are turned."""
+    d = item.dims
+    size = {"rows": d["rows"], "cols": d["heads"] * (d["plain"] + d["turned"])}
+    copied = program("elementwise", replace(item.variant, kernel="any"), **size, inputs=1)
+    return [(copied, 2.0 + d["turned"] / (d["plain"] + d["turned"]))]
