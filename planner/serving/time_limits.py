@@ -41,11 +41,16 @@ def _above(seconds: float, limit: float) -> str:
     return f"{format_seconds(seconds - limit)} above {format_seconds(limit)}"
 
 
-def enough(workload: ServingWorkload, metrics: Mapping[str, float]) -> str:
-    """The limits that simulated figures miss, as they would be met."""
-    return " and ".join(
+def late(workload: ServingWorkload, metrics: Mapping[str, float]) -> InfeasibleError:
+    """Why the best by the solver's law will not do, with limits that would be met."""
+    enough = " and ".join(
         f"max_{name} of {format_bound(metrics[name], 4, above=True)} or more"
         for name, _ in _missed(workload, metrics)
+    )
+    return InfeasibleError(
+        "the best split by the solver's law has "
+        f"{'; '.join(missed(workload, metrics))} when simulated",
+        fix=f"{enough}, or fewer requests a batch",
     )
 
 
