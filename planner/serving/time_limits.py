@@ -11,8 +11,8 @@ from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.solvers.chain_limits import TimeLimits, least_first_s, soonest_first_s, soonest_step_s
 from foreplan.solvers.chain_problem import ChainProblem
 
-#: Relative slack of a simulated time: rounding.
-_SLACK = 1e-9
+#: Relative slack of simulated times and rates: rounding.
+SLACK = 1e-9
 #: Over the soonest time by the solver's law, what is simulated soon enough: links and hosts make
 #: it up to 0.05 % longer (nine limits of drawn clusters).
 _ENOUGH = 1.005
@@ -59,7 +59,7 @@ def _missed(workload: ServingWorkload, metrics: Mapping[str, float]) -> Iterator
         ("time_to_first_token_s", workload.max_time_to_first_token_s),
         ("time_per_output_token_s", workload.max_time_per_output_token_s),
     ):
-        if limit is not None and metrics.get(name, 0.0) > limit * (1 + _SLACK):
+        if limit is not None and metrics.get(name, 0.0) > limit * (1 + SLACK):
             yield name, limit
 
 
