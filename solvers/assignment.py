@@ -282,7 +282,9 @@ class _Programme:
         rows = [LinearConstraint(p.groups[columns].T.astype(float), -np.inf, p.counts)]
         target, unit = -worth / scale, scale
         if p.floor is not None:
-            rows.append(LinearConstraint(worth[None, :] / scale, p.floor / scale * (1 - 1e-9)))
+            # A group that is worth more than what is wanted counts as that: the whole answers stay
+            # the same, and a floor far below each group's worth stays above HiGHS's tolerance.
+            rows.append(LinearConstraint(np.minimum(worth / p.floor, 1.0)[None, :], 1 - 1e-9))
             unit = max(float(p.cost[columns].max()), 1e-300)
             target = p.cost[columns] / unit
         most = np.min(

@@ -109,6 +109,14 @@ def test_no_command_shows_the_help(err, words):
     assert text.startswith("Usage: ")
 
 
+@pytest.mark.parametrize("module", ["foreplan", "foreplan.cli"])
+def test_a_module_calls_itself_by_the_command_s_name(module):
+    run = subprocess.run(
+        [sys.executable, "-m", module, "plan", "-h"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.startswith("Usage: foreplan plan ")
+
+
 @pytest.mark.parametrize(
     ("schema", "fix"),
     [("foreplan.plan/0", "/1; plan again"), ("foreplan.plan/9", "; use a newer foreplan, or plan"),

@@ -19,6 +19,7 @@ from foreplan.datasets.models.families import ARCHITECTURES
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import MOST_LAYERS, Model
 from foreplan.datasets.models.model_zoo import pretrained_folders, zoo_names
+from foreplan.datasets.models.multimodal import MULTIMODAL
 from foreplan.datasets.models.network_zoo import ZooNetwork, network_aliases, zoo_network
 from foreplan.datasets.quantity import whole_number
 from foreplan.datasets.specs import StrictModel, load_document, nearest
@@ -300,10 +301,11 @@ def _pixels(stated: object) -> tuple[int, int] | None:
 
 def _check(fields: dict[str, Any], where: str) -> None:
     if any(fields.get(part) is not None for part in _PARTS):
+        whole = "; 'foreplan plan bubbles' takes it whole, as multimodal"
         raise SpecError(
             f"{where}: model_type", got=fields["model_type"], expected="one network",
-            fix="put the text_config or vision_config into a folder of its own; "
-            "'foreplan plan bubbles' takes multimodal models",
+            fix="put the text_config or vision_config into a folder of its own"
+            + (whole if fields["model_type"] in MULTIMODAL else ""),
         )  # fmt: skip
     if fields.get("quantization_config") is not None:
         raise SpecError(

@@ -93,12 +93,12 @@ _WORDS: Mapping[str, _Words] = MappingProxyType(
     {
         "llama": _Words(_biases("attention_bias", "mlp_bias")),
         "mistral": _Words(kv_heads=8),
-        "qwen2": _Words(),
-        "qwen3": _Words(_biases("attention_bias"), head_dim=128),
-        "mixtral": _Words(kv_heads=8, theta=1e6),
+        "qwen2": _Words(kv_heads=32),
+        "qwen3": _Words(_biases("attention_bias"), kv_heads=32, head_dim=128),
+        "mixtral": _Words(kv_heads=8, eps_default=1e-5, theta=1e6),
         "qwen2_moe": _Words({"qkv_bias": ("qkv_bias", True)}, kv_heads=16),
         "qwen3_moe": _Words(_biases("attention_bias"), kv_heads=4),
-        "olmoe": _Words(_biases("attention_bias")),
+        "olmoe": _Words(_biases("attention_bias"), eps_default=1e-5),
         "deepseek": _Words(),
         "deepseek_v2": _Words(_biases("attention_bias"), neighbours=True),
         "deepseek_v3": _Words(_biases("attention_bias"), neighbours=True),
@@ -161,10 +161,7 @@ def _llama(config: ConfigFields) -> dict[str, object]:
         "layers": config.size("num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": config.size(
-            "num_key_value_heads",
-            heads if "num_key_value_heads" in config.fields else words.kv_heads or heads,
-        ),
+        "kv_heads": _kv_heads(config, heads, words.kv_heads),
         "head_dim": head_dim,
         "ffn": config.size("intermediate_size"),
         "vocab": config.size("vocab_size"),
@@ -183,6 +180,19 @@ def _llama(config: ConfigFields) -> dict[str, object]:
     if family in EXPERT_READERS:
         facts["experts"] = EXPERT_READERS[family](config)
     return facts
+
+
+def _kv_heads(config: ConfigFields, heads: int, default: int | None) -> int:
+    """Key and value heads: of a null as many as query heads, of no field the family's default."""
+    field = "num_key_value_heads"
+    if field in config.fields or default is None:
+        return config.size(field, heads)
+    if heads % default:
+        raise config.error(
+            field, f"a divisor of num_attention_heads = {heads}",
+            fix=f"state it: without it transformers takes {default}",
+        )  # fmt: skip
+    return default
 
 
 def _deepseek(config: ConfigFields) -> dict[str, object]:

@@ -51,13 +51,12 @@ def window_facts(config: ConfigFields, family: str) -> dict[str, Any]:
 def _keys(config: ConfigFields, family: str) -> int | None:
     """Keys that a query of some layers may see at most; ``None`` = all."""
     stated = config.fields.get("sliding_window")
+    if "sliding_window" in config.fields and stated is None and family != "gemma3_text":
+        return None  # whatever transformers' default is, a null means full attention
     if family == "mistral":
-        # transformers' default is 4096; a null means full attention.
-        null = "sliding_window" in config.fields and stated is None
-        return None if null else config.size("sliding_window", 4096)
+        return config.size("sliding_window", 4096)
     if family in SLIDING_IN_TURN:
-        null = "sliding_window" in config.fields and stated is None
-        return None if null else config.size("sliding_window", SLIDING_IN_TURN[family])
+        return config.size("sliding_window", SLIDING_IN_TURN[family])
     if family in SLIDING_EVERYWHERE:
         return None if stated is None else config.size("sliding_window")
     if family != "gemma3_text" and (

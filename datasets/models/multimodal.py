@@ -165,6 +165,8 @@ _READERS: Mapping[str, Reader] = MappingProxyType(
         "qwen2_vl": _qwen2_vl,
     }
 )  # fmt: skip
+#: Values of ``model_type`` that `load_multimodal` reads.
+MULTIMODAL = frozenset(_READERS)
 
 
 def _vit(vision: Fields, file: Path) -> dict[str, object]:

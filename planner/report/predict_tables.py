@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from foreplan.cost_models.roofline import instead_of_bf16
+from foreplan.cost_models.roofline import FACTOR, instead_of_bf16
 from foreplan.planner.report._grid import Column, Grid, bullets, heading, toned
 from foreplan.planner.report.text import percent, plain, seconds
 
@@ -44,8 +44,9 @@ def predict_tables(result: Mapping[str, Any]) -> Group:
     notes = []
     if max(bare) > _MOSTLY:
         notes.append(
-            "by figures: share of the time priced from published figures alone, as a best case; "
-            "a rank beside predicted devices then means little"
+            "by figures: share of the time priced from published figures alone, as "
+            f"{FACTOR[1]:g} times what they allow at best; a rank beside predicted devices then "
+            "means little"
         )
     for name, board in result["here"].items():
         notes.append(

@@ -18,7 +18,6 @@ from foreplan.planner.serving.chain import ServingChains
 from foreplan.planner.serving.groups import widest
 from foreplan.planner.serving.pricing import MicroBatches
 from foreplan.planner.serving.spec import ServingDecision
-from foreplan.planner.serving.time_limits import time_limits
 from foreplan.solvers.chain_baselines import (
     even_split,
     memory_proportional_split,
@@ -104,8 +103,8 @@ def _answer(
     latency = evaluate(free, assignment).latency_s
     if not math.isfinite(latency):
         return None
-    within = time_limits(chains.pricing.workload).met(problem, assignment)
-    met = within and not evaluate(problem, assignment).violations
+    # Times are judged by the simulator, see `ServingPlanner.judged`.
+    met = not evaluate(problem, assignment).violations
     return latency, chains.decision(sizes, assignment, limits_met=met)
 
 

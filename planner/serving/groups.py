@@ -83,13 +83,15 @@ def kinds_of(
 def types_of(cluster: Cluster, capacity_bytes: Sequence[int], pricing: Pricing) -> list[list[Rank]]:
     """Devices that are alike, type by type, in the cluster's order.
 
-    That is: one line of the cluster's description, or lines that say the same. Where devices may
-    share a stage, so are GPUs of a host that it lists one by one (``cuda:0``, ``cuda:1``) if they
-    have the same memory and a large product costs the same on both, within `ALIKE`.
+    That is: one line of the cluster's description, or lines that say the same; of their prices
+    where the workload asks what devices cost. Where devices may share a stage, so are GPUs of a
+    host that it lists one by one (``cuda:0``, ``cuda:1``) if they have the same memory and a large
+    product costs the same on both, within `ALIKE`.
     """
     types: dict[tuple[object, ...], list[Rank]] = {}
     for rank, capacity in zip(cluster.ranks(), capacity_bytes, strict=True):
-        types.setdefault((rank.host, rank.name, rank.profile, capacity), []).append(rank)
+        price = rank.price_per_hour if pricing.workload.priced else None
+        types.setdefault((rank.host, rank.name, rank.profile, capacity, price), []).append(rank)
     if pricing.workload.tensor_parallel == 1:
         return list(types.values())
     merged: list[list[Rank]] = []
@@ -112,6 +114,8 @@ def types_of(cluster: Cluster, capacity_bytes: Sequence[int], pricing: Pricing) 
 def _same_gpu(a: Rank, b: Rank, pricing: Pricing) -> bool:
     gpus = a.name.kind == "cuda" and a.name.any_index == b.name.any_index
     if not gpus or a.host != b.host:
+        return False
+    if pricing.workload.priced and a.price_per_hour != b.price_per_hour:
         return False
     widest_linear = max(pricing.model.linears, key=lambda linear: linear.n * linear.k)
     variant = kernels_for("linear", "cuda")[0]

@@ -9,6 +9,7 @@ fastest replay is the plan.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ from foreplan.planner.serving.pricing import MicroBatches, Pricing
 from foreplan.planner.serving.quality import plan_quality
 from foreplan.planner.serving.rivals import serving_near, serving_rivals
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
-from foreplan.planner.serving.time_limits import enough, missed, time_limits
+from foreplan.planner.serving.time_limits import late, missed, time_limits
 from foreplan.solvers.chain_limits import TimeLimits
 
 #: What a plan says whose processors share layers (docs/results/serving_cpu.md).
@@ -53,6 +54,10 @@ _LEAN = (
 )
 #: Relative gap at which the solver stops; how far from the best an answer may be to be replayed.
 GAP, REPLAY_WITHIN, REPLAYS = 1e-4, 0.02, 6
+
+
+#: Objective by the solver's law, decision, and what the simulator says of it.
+_Replay = tuple[float, ServingDecision, Forecast]
 
 
 class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
@@ -91,7 +96,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         return choose_cache(problem, self._decide, worth, measured=known)
 
     def _decide(self, problem: Problem[ServingWorkload]) -> Choice[ServingDecision]:
-        chains, limits = self._chains(problem), time_limits(problem.workload)
+        chains = self._chains(problem)
         # By the solver's law a token may be a hundredth later than when simulated: limits that the
         # fastest answer of all keeps must not hinder it.
         answers, replays = self._replayed(problem, chains, TimeLimits())
@@ -99,23 +104,11 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             raise why_infeasible(chains)
         worth = [self.objective(problem, each, forecast.total_s) for _, each, forecast in replays]
         if missed(problem.workload, replays[int(np.argmin(worth))][2].metrics):
-            answers, replays = self._replayed(problem, chains, limits)
-            if not replays:
-                raise why_infeasible(chains)
-            late = [missed(problem.workload, forecast.metrics) for _, _, forecast in replays]
-            if all(late):
-                raise InfeasibleError(
-                    f"the best split by the solver's law has {'; '.join(late[0])} when simulated",
-                    fix=f"{enough(problem.workload, replays[0][2].metrics)}, or fewer requests a "
-                    "batch",
-                )
-            worth = [
-                math.inf if lates else self.objective(problem, each, forecast.total_s)
-                for (_, each, forecast), lates in zip(replays, late, strict=True)
-            ]
+            answers, replays = self._in_time(problem, chains, answers, replays)
+            worth = [self.objective(problem, each, found.total_s) for _, each, found in replays]
         chosen = int(np.argmin(worth))
         law_s, decision, _ = replays[chosen]
-        lower = min(answers.lower_s, answers.best_s)
+        lower = min(answers.lower_s, answers.best_s, law_s)
         bound = Bound(
             status="optimal" if answers.proven else "feasible",
             lower_s=lower,
@@ -143,9 +136,45 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             notes = (*notes, _LEAN if chains.leaner(decision) else _FAST)
         return Choice(decision, bound, notes, close)
 
+    def _in_time(
+        self, problem: Problem[ServingWorkload], chains: ServingChains, free: Answers,
+        fastest: list[_Replay],
+    ) -> tuple[Answers, list[_Replay]]:  # fmt: skip
+        """What meets the time limits when simulated, and what the solver knows of it.
+
+        Answers that the solver finds under the limits, and those of the fastest that keep them all
+        the same. Where there is none, what others would do: the law, which is off by a little, may
+        leave out what is in time.
+
+        Args:
+            problem: with limits.
+            chains: its chain problems.
+            free: answers without limits.
+            fastest: the best of them.
+
+        Raises:
+            InfeasibleError: nothing is in time.
+        """
+        workload = problem.workload
+        answers, limited = self._replayed(problem, chains, time_limits(workload))
+        kept = [each for each in limited + fastest if not missed(workload, each[2].metrics)]
+        if not limited or not kept:
+            answers = dataclasses.replace(free, proven=False)
+        if kept:
+            return answers, kept
+        for decision in self.baselines(problem).values():
+            if not isinstance(decision, str) and self.judged(problem, decision).limits_met:
+                found = Forecast(self, problem, decision)
+                kept.append((self.objective(problem, decision, found.total_s), decision, found))
+        if kept:
+            return answers, kept
+        if not limited:
+            raise why_infeasible(chains)
+        raise late(workload, limited[0][2].metrics)
+
     def _replayed(
         self, problem: Problem[ServingWorkload], chains: ServingChains, limits: TimeLimits
-    ) -> tuple[Answers, list[tuple[float, ServingDecision, Forecast]]]:
+    ) -> tuple[Answers, list[_Replay]]:
         """The solver's answers under time limits; those near the best by it, each simulated.
 
         Where the best is a pipeline, so is what one device alone does.

@@ -26,7 +26,7 @@ from foreplan.planner.serving.replica_spec import (
     replica_workload,
 )
 from foreplan.planner.serving.replica_worth import ReplicaWorth
-from foreplan.planner.serving.time_limits import too_short
+from foreplan.planner.serving.time_limits import SLACK, too_short
 from foreplan.planner.silent import silent_stdout
 from foreplan.solvers.assignment import (
     Assignment,
@@ -135,7 +135,7 @@ class ReplicaSplit:
                 found.value, "price", found.objective, found.lower_bound, found.evaluations,
                 "an hour",
             )  # fmt: skip
-        if floor is not None and -found.objective < floor:
+        if floor is not None and -found.objective < floor * (1 - SLACK):
             raise self._too_few(-found.objective, -found.lower_bound)
         return FoundSplit(
             found.value, "worth", -found.objective, -found.lower_bound, found.evaluations, unit

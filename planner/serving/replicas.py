@@ -38,7 +38,7 @@ from foreplan.planner.serving.replica_split import (
     problem_of_replica,
     requests_of,
 )
-from foreplan.planner.serving.time_limits import missed, time_limits
+from foreplan.planner.serving.time_limits import SLACK, missed, time_limits
 
 #: Actions of all replicas beyond which one replica of each shape stands for its like.
 MOST_DRAWN = 120_000
@@ -115,7 +115,9 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         late = missed(problem.workload, figures)
         floor = problem.workload.min_throughput_tokens_per_s or 0.0
         rate = figures["throughput_tokens_per_s"]
-        return (*late, f"{rate:.4g} tokens/s below {floor:.4g}") if rate < floor else late
+        if rate >= floor * (1 - SLACK):
+            return late
+        return (*late, f"{rate:.4g} tokens/s below {floor:.4g}")
 
     def _notes(
         self, problem: _Problem, found: FoundSplit, decision: ReplicasDecision

@@ -96,6 +96,11 @@ class ServingWorkload(SparseModel):
         return degree
 
     @property
+    def priced(self) -> bool:
+        """Whether prices of devices matter."""
+        return False
+
+    @property
     def caches(self) -> tuple[Literal[16, 8], ...]:
         """Numbers of bits that the KV cache may have."""
         return (16, 8) if self.kv_bits == "auto" else (self.kv_bits,)

@@ -11,8 +11,8 @@ from foreplan.planner.serving.spec import ServingWorkload
 from foreplan.solvers.chain_limits import TimeLimits, least_first_s, soonest_first_s, soonest_step_s
 from foreplan.solvers.chain_problem import ChainProblem
 
-#: Relative slack of a simulated time: rounding.
-_SLACK = 1e-9
+#: Relative slack of simulated times and rates: rounding.
+SLACK = 1e-9
 #: Over the soonest time by the solver's law, what is simulated soon enough: links and hosts make
 #: it up to 0.05 % longer (nine limits of drawn clusters).
 _ENOUGH = 1.005
@@ -41,11 +41,16 @@ def _above(seconds: float, limit: float) -> str:
     return f"{format_seconds(seconds - limit)} above {format_seconds(limit)}"
 
 
-def enough(workload: ServingWorkload, metrics: Mapping[str, float]) -> str:
-    """The limits that simulated figures miss, as they would be met."""
-    return " and ".join(
+def late(workload: ServingWorkload, metrics: Mapping[str, float]) -> InfeasibleError:
+    """Why the best by the solver's law will not do, with limits that would be met."""
+    enough = " and ".join(
         f"max_{name} of {format_bound(metrics[name], 4, above=True)} or more"
         for name, _ in _missed(workload, metrics)
+    )
+    return InfeasibleError(
+        "the best split by the solver's law has "
+        f"{'; '.join(missed(workload, metrics))} when simulated",
+        fix=f"{enough}, or fewer requests a batch",
     )
 
 
@@ -54,7 +59,7 @@ def _missed(workload: ServingWorkload, metrics: Mapping[str, float]) -> Iterator
         ("time_to_first_token_s", workload.max_time_to_first_token_s),
         ("time_per_output_token_s", workload.max_time_per_output_token_s),
     ):
-        if limit is not None and metrics.get(name, 0.0) > limit * (1 + _SLACK):
+        if limit is not None and metrics.get(name, 0.0) > limit * (1 + SLACK):
             yield name, limit
 
 

@@ -160,6 +160,18 @@ def test_a_floor_beyond_reach_is_infeasible() -> None:
     assert found.status == SolutionStatus.INFEASIBLE
 
 
+@pytest.mark.parametrize("floor", [1e-12, 1e-3, 2.9e3, 3.1e3])
+def test_a_floor_far_below_what_a_group_is_worth_is_met_at_the_least_cost(floor: float) -> None:
+    """HiGHS holds a row to 1e-7: what asks for less is met by no group at all, to it."""
+    problem = AssignmentProblem(
+        counts=np.array([1, 1]), groups=np.array([[1, 0], [0, 1]]),
+        optimistic=np.array([3e3, 5e3]), cost=np.array([0.5, 2.0]), floor=floor,
+    )  # fmt: skip
+    found = solve(problem, lambda g: GroupWorth((3e3, 5e3)[g], (3e3, 5e3)[g]))
+    assert found.status is SolutionStatus.OPTIMAL
+    assert found.value == Assignment(((0 if floor < 3e3 else 1, 1),))
+
+
 def test_groupings_are_counted_before_they_are_made() -> None:
     assert groupings([2, 1], 2).tolist() == [[0, 1], [1, 0], [1, 1], [2, 0]]
     with pytest.raises(SpecError, match="fewer devices a group"):

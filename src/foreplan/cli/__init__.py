@@ -53,7 +53,8 @@ def main() -> NoReturn:
     # Locks and worker processes go as they do after Ctrl-C; a second one ends at once.
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code = app(standalone_mode=False)
+        # By the name that every page and message has, also where a module was run.
+        code = app(prog_name="foreplan", standalone_mode=False)
         sys.stdout.flush()
     except ForeplanError as error:
         _fail(str(error), error.exit_code, type(error).__name__)

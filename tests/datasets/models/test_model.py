@@ -305,6 +305,10 @@ MIXTURE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_inte
         ({"model_type": "qwen2"} | SLIDES, [None] * 3),
         ({"model_type": "qwen2", "max_window_layers": 1} | SLIDES, [None, 16, 16]),
         ({"model_type": "qwen3", "max_window_layers": 0} | SLIDES, [16, 16, 16]),
+        (
+            {"model_type": "qwen2", "max_window_layers": 1} | SLIDES | {"sliding_window": None},
+            [None] * 3,
+        ),
         ({"model_type": "qwen2_moe"} | SLIDES | MIXTURE, [16, None, 16]),
         ({"model_type": "qwen2_moe", "max_window_layers": 1} | SLIDES | MIXTURE, [16, None, None]),
         ({"model_type": "qwen3_moe"} | SLIDES | MIXTURE, [16, 16, 16]),

@@ -209,6 +209,41 @@ def test_the_least_price_for_a_rate(make_replicas):
     assert best["tokens_per_price"] >= full["tokens_per_price"] * 0.999
 
 
+@pytest.mark.parametrize("objective", ["price", "tokens_per_price"])
+@pytest.mark.parametrize("prices", [(2.0, 0.5), (0.5, 2.0)])
+def test_of_equal_devices_the_cheaper_is_paid_for(make_replicas, objective, prices):
+    floor = {"min_throughput_tokens_per_s": 1e-3} if objective == "price" else {}
+    problem = make_replicas(24, 24, prices=prices, isas="native", objective=objective, **floor)
+    found = Forecast(PLANNER, problem, PLANNER.decide(problem).decision).metrics
+    assert found["price_per_hour"] == 0.5
+
+
+def test_an_equal_device_without_a_price_is_named(make_replicas):
+    problem = make_replicas(24, 24, prices=(2.0, None), isas="native", objective="tokens_per_price")
+    with pytest.raises(MissingDataError, match=r"price of .*#1 is not known"):
+        PLANNER.decide(problem)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "price"])
+@pytest.mark.parametrize("devices", ["t4", "2xa10", "rtx_3090,a10"])
+def test_the_rate_that_a_plan_gives_may_be_asked_for(devices, objective):
+    """Summed in another order it is another number by the last digit."""
+    cluster, _ = foreplan.load_cluster(devices)
+    entries = [e.model_copy(update={"price_per_hour": 1.0}) for e in cluster.devices]
+    cluster = cluster.model_copy(update={"devices": tuple(entries)})
+    fields = {"batch": 4, "prompt_tokens": 200, "new_tokens": 17, "bits": 16}
+
+    def rate(**asked):
+        plan = foreplan.plan(
+            "replicas", "tiny-llama-random", cluster, fields | asked, costs="roofline"
+        )
+        return plan.predicted.metrics["throughput_tokens_per_s"]
+
+    free = rate()
+    wanted = {"objective": objective, "min_throughput_tokens_per_s": free}
+    assert rate(**wanted) == pytest.approx(free, rel=1e-9)
+
+
 def test_a_pipeline_over_more_devices_than_a_replica_may_have_is_no_lack_of_memory(make_replicas):
     problem = make_replicas(64, 64, 64, replica_devices=2)
     said = PLANNER.baselines(problem)["one pipeline over all devices"]

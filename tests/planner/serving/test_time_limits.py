@@ -79,6 +79,28 @@ def test_a_limit_that_the_fastest_plan_keeps_changes_nothing(make_problem):
         assert limited.total_s == free.total_s
 
 
+@pytest.mark.parametrize(
+    ("devices", "workload"),
+    # By the law nothing is in time; what it finds in time is late when simulated.
+    [
+        ("2xl4,2xt4", {"batch": 4, "prompt_tokens": 200, "new_tokens": 17, "bits": 16}),
+        ("2xrtx_3090,1xa10", {"batch": 2, "prompt_tokens": 512, "new_tokens": 5, "bits": (16, 8)}),
+    ],
+)
+def test_limits_that_a_baseline_keeps_are_kept(devices, workload):
+    def plan(**limits):
+        fields = workload | limits
+        return foreplan.plan("serving", "tiny-llama-random", devices, fields, costs="roofline")
+
+    other = next(a for a in plan().alternatives if a.name == "even split, most bits").predicted
+    names = ("time_to_first_token_s", "time_per_output_token_s")
+    limited = plan(**{f"max_{name}": other.metrics[name] for name in names})
+    assert limited.predicted.total_s <= other.total_s * (1 + 1e-9)
+    assert limited.bound.lower_s <= limited.predicted.total_s
+    for name in names:
+        assert limited.predicted.metrics[name] <= other.metrics[name] * (1 + 1e-9)
+
+
 def test_a_limit_of_nothing_is_refused(make_problem):
     with pytest.raises(SpecError):
         make_problem(*ROOMY, max_time_per_output_token_s=0)
