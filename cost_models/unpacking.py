@@ -38,6 +38,10 @@ _UNIT_S_A_VALUE = MappingProxyType({
 #: bf16 at 4096 x 14336 and 512 rows on the whole chip (`measured`: 63 and 59 us,
 #: docs/results/h200_history.md). Slices of 66 and 32 agree within 12 %.
 _UNIT_S_A_WRITTEN_VALUE = MappingProxyType({"int4": 142e-12, "int8": 133e-12})
+#: Of torch's operators that shift, mask and scale values of 4 bits one after another: their start,
+#: and seconds of one multiprocessor a value (``measured``: 1 to 34 million values on the whole
+#: chip, 24-362 us, 2026-11-29).
+_BY_TORCH, _BY_TORCH_S, _UNIT_S_BY_TORCH = "int4/bf16/torch.dequant_linear", 10e-6, 1.2e-9
 _MEASURED_CHIP = "gh100"
 
 
@@ -111,10 +115,14 @@ def writes_out(program: Program, figures: Device | None = None) -> bool:
 
 
 def writing_s(program: Program, figures: Device) -> float | None:
-    """Seconds in which a fused kernel for many rows writes the weight out.
+    """Seconds in which a weight is written out, by a fused kernel for many rows or by torch.
 
-    ``None`` for other kernels and on chips where this was not measured.
+    ``None`` for kernels that do not, for torch's of 8 bits, whose bytes say it, and on chips where
+    this was not measured.
     """
+    known = figures.chip == _MEASURED_CHIP and figures.units is not None
+    if program.op == "linear" and known and str(program.variant) == _BY_TORCH:
+        return _BY_TORCH_S + unpacked_weights(program) * _UNIT_S_BY_TORCH / (figures.units or 1)
     if not writes_out(program, figures) or not _measured(program, figures):
         return None
     unit_s = _UNIT_S_A_WRITTEN_VALUE[program.variant.storage]

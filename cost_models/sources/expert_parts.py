@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from foreplan.cost_models.costs import Estimate
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
+from foreplan.datasets.kernels.expert_kernels import runs_grouped
 from foreplan.datasets.kernels.registry import FEW_ROWS
 from foreplan.datasets.program import Program, Variant, program
 
@@ -36,6 +37,14 @@ _INT4_ROWS, _INT4_SLOWER = (6, 12), 0.25
 #: Choices that one small kernel sorts, seconds of it, and those of torch's sort beyond (``fitted``,
 #: likewise). They are counted with the activation, which there is one of.
 _SORTED = (8192, 4e-6, 1e-4)
+#: What the host takes for an expert that it calls by itself, so that the GPU waits for launches, and
+#: for one whose weight of 4 bits is unpacked by torch (``measured``: 64 experts of 768 features, 1
+#: to 2048 rows of which each takes 8, int8 and int4 on an H200, 2026-11-29).
+_CALLED_S, _UNPACKED_S = 2e-4, 4.5e-4
+#: The largest scores of a row, picked by a radix search, their sum and what divides by it: seconds
+#: of few rows, more for so many that they fill the chip, and of a row (``measured``: 64 experts of
+#: which a row takes 8, 1 to 2048 rows on an H200, 2026-11-29). Counted with the softmax.
+_PICKED_S, _FULL_S, _FULL_ROWS, _PICKED_ROW_S = 12.5e-6, 6e-6, 256, 3e-9
 #: Fused kernels of many rows, all experts unpacked first (``fitted``, likewise).
 _UNPACKED_ONCE = 1.3
 
@@ -86,12 +95,24 @@ def expert_parts(item: Program) -> Shares | None:
 def on_a_gpu(item: Program, part: Program, estimate: Estimate) -> Estimate:
     """What a part of `expert_parts` takes on a GPU, where one kernel has the rows of all experts.
 
+    Experts whose kernels have none for all (`runs_grouped`) are called one by one.
+
     Args:
         item: the whole.
         part: one of its parts.
         estimate: of the part, by itself one product of one weight.
     """
+    if item.op == "router" and part.op == "softmax":
+        rows = part.dims["rows"]
+        picked_s = _PICKED_S + _FULL_S * min(1.0, rows / _FULL_ROWS) + _PICKED_ROW_S * rows
+        return Estimate.total([estimate, Estimate.exact(picked_s, estimate.source)])
     if part.op == "activation" and item.op in EXPERT_OPERATORS:
+        if not runs_grouped(item.variant):
+            d = item.dims
+            touched = touched_experts(d["rows"], d["experts"], d["active"])
+            each_s = _UNPACKED_S if item.variant.storage == "int4" else _CALLED_S
+            called = Estimate.exact(touched * each_s, estimate.source)
+            return Estimate.total([estimate, called])
         few, sorted_s, more_s = _SORTED
         sorting_s = sorted_s if part.dims["rows"] <= few else more_s
         return Estimate.total([estimate, Estimate.exact(sorting_s, estimate.source)])

@@ -9,13 +9,13 @@ from foreplan.cost_models.costs import Estimate, Work
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.rates.rate_law import COLD, Waits
 from foreplan.cost_models.roofline import unpacking
-from foreplan.cost_models.sources.attention_parts import attention_parts
 from foreplan.cost_models.sources.expert_parts import expert_parts, on_a_gpu
 from foreplan.cost_models.sources.replayed_kernels import (
     attention_floor_s,
     cache_unpacking_s,
     replayed,
 )
+from foreplan.cost_models.sources.special_attention import special_attention_parts
 from foreplan.cost_models.unpacking import (
     unpacked_weights,
     unpacking_floor_s,
@@ -74,11 +74,12 @@ class PredictedSource:
             self._predictor = Predictor.load()
         wanted = [work for work in dict.fromkeys(programs) if (work, device) not in self._known]
         target = self._devices.get(device, device)
+        figures = target if isinstance(target, Device) else device_zoo.device(target)
         shares = {
-            work: expert_parts(work) or attention_parts(work) or [(work, 1.0)] for work in wanted
+            work: expert_parts(work) or special_attention_parts(work, figures.kind) or [(work, 1.0)]
+            for work in wanted
         }
         parts = list(dict.fromkeys(part for each in shares.values() for part, _ in each))
-        figures = target if isinstance(target, Device) else device_zoo.device(target)
         found = self._found(parts, device, target, figures)
         for part, estimate in found.items():
             if estimate is not None and figures.kind == "cpu":

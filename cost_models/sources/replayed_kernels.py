@@ -36,14 +36,24 @@ _MEASURED_CHIP = "gh100"
 #: Seconds of a kernel that does next to nothing behind another of its kind: an addition of 2048
 #: numbers (1.21 us), and half of a cache written for one token, two copies over strides (3.8 us).
 _DENSE_S, _STRIDED_S = 1.2e-6, 1.9e-6
-#: The same of a fused product of few rows (docs/results/kernels.md); taken for others too.
-_PRODUCT_S = 1.5e-6
+#: Of a product of few rows beside its weight's bytes: of cuBLAS's, and of cuBLAS's by the root of
+#: inputs over features, as few features are few blocks, whose sums of parts of the inputs are added
+#: up; of the fused ones, and of those an input, which a block goes through (``fitted``: 185
+#: products of up to 32 rows on three H200s, 2026-11-29; within factors of 1.06, 1.11 with int4 and
+#: 1.07 with int8 in the mean).
+_PRODUCT_S, _SPLIT_S = 2.2e-6, 1.6e-6
+_FUSED_S, _FUSED_INPUT_S = 1.8e-6, 0.19e-9
+#: Bytes a second of one multiprocessor for what the last-level cache holds, and the share of it
+#: that operands and result may fill (``measured``, 2026-11-29: additions of 3 to 25 MB on 132).
+_CACHED_RATE, _CACHED_SHARE = 72e9, 0.5
 #: Seconds of one multiprocessor for an element over strides: two kernels of a gated activation of
 #: 8192 x 14336 take 624 us on 132.
 _UNIT_S_AN_ELEMENT = 0.35e-9
 #: Seconds in which a block of threads gets through an element of its row: a norm of 1 x 4096 takes
 #: 4.4 us, an arg-max of 16 x 128256 28.4 us. One block has one row.
 _NORM_S, _ARGMAX_S = 0.78e-9, 0.21e-9
+#: Least seconds of a norm's row: 65536 rows of 128 take 41 us on 132 multiprocessors (2026-11-29).
+_NORM_ROW_S = 0.64e-6
 #: Rows of norms that a multiprocessor has at a time. On 132 of them 2048 rows of 4096 take 2.4
 #: times what the first takes beside its start, so two waves, which 8 to 15 give; of these the
 #: slices of 66 and 32 say 8.
@@ -168,11 +178,15 @@ def _seconds(program: Program, figures: Device, units: int) -> float | None:
         if in_blocks(program, figures):  # the whole kernel's time
             return max(program.bytes / rate, unpacked_s)
         plain = str(program.variant) == "bf16/bf16/torch.linear" and d["rows"] <= ROWS_A_CALL
-        known = plain or unpacked_s > 0
-        return _PRODUCT_S + max(program.bytes / rate, unpacked_s) if known else None
+        if plain:
+            return _PRODUCT_S + _SPLIT_S * math.sqrt(d["k"] / d["n"]) + program.bytes / rate
+        if not unpacked_s:
+            return None
+        return _FUSED_S + _FUSED_INPUT_S * d["k"] + max(program.bytes / rate, unpacked_s)
     if program.op == "norm":
         waves = math.ceil(d["rows"] / (_NORM_ROWS * units))
-        return _DENSE_S + max(program.bytes / rate, waves * d["cols"] * _NORM_S)
+        row_s = max(d["cols"] * _NORM_S, _NORM_ROW_S)
+        return _DENSE_S + max(program.bytes / rate, waves * row_s)
     if program.op == "argmax":
         waves = math.ceil(d["rows"] / units)
         return _DENSE_S + max(program.bytes / rate, waves * d["cols"] * _ARGMAX_S)
@@ -186,9 +200,11 @@ def _seconds(program: Program, figures: Device, units: int) -> float | None:
 def _total(found: Sequence[Kernel], figures: Device, units: int) -> float:
     rate = figures.memory_bandwidth
     assert rate is not None
+    held = _CACHED_SHARE * (figures.l2_bytes or 0)
+    near = max(rate, _CACHED_RATE * units)
     return sum(
         _STRIDED_S + max(k.bytes / rate, k.elements * _UNIT_S_AN_ELEMENT / units)
         if k.strided
-        else _DENSE_S + k.bytes / rate
+        else _DENSE_S + k.bytes / (near if k.bytes <= held else rate)
         for k in found
     )

@@ -34,6 +34,18 @@ def test_only_kernels_that_unpack_write_weights_out() -> None:
     assert unpacking_bytes(linear("int3/fp32/torch.dequant_linear")) == 2 * 4 * 512 * 256
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "measured_s"),
+    [(1024, 1024, 24.4e-6), (2048, 2048, 46.9e-6), (2048, 8192, 157e-6), (16384, 2048, 363e-6)],
+)
+def test_values_unpacked_one_operator_after_another(n: int, k: int, measured_s: float) -> None:
+    """One row on an H200, docs/results/h200.md."""
+    h200 = device_zoo.device("h200")
+    item = program("linear", Variant.parse("int4/bf16/torch.dequant_linear"), rows=1, n=n, k=k)
+    assert predicted(item, h200) == pytest.approx(measured_s, rel=0.25)
+    assert writing_s(item, device_zoo.device("a100_sxm")) is None
+
+
 def test_blocks_for_tens_of_rows_write_nothing_out() -> None:
     h200, a100 = device_zoo.device("h200"), device_zoo.device("a100_sxm")
     tens = linear(FUSED, FEW_ROWS + 1)

@@ -137,3 +137,29 @@ def test_unpacked_weights_are_those_of_touched_experts() -> None:
         rate_terms([experts(rows, KERNELS[1], **QWEN3)], device)[0, 3] for rows in (1, 10_000)
     )
     assert all_of_them == pytest.approx(16 * few)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kernel", "measured_s"),
+    [
+        (8, "int4/bf16/torch.dequant_linear", 21.1e-3),
+        (1024, "int8/bf16/torch.dequant_linear", 16.2e-3),
+    ],
+)
+def test_experts_that_a_host_calls_take_its_time(rows: int, kernel: str, measured_s: float) -> None:
+    """64 of 768 features, of which a row takes 8, on an H200; docs/results/h200.md."""
+    dims = {"rows": rows, "experts": 64, "active": 8, "ffn": 768, "hidden": 2048}
+    found = PREDICTED.estimate(program("experts", Variant.parse(kernel), **dims), "h200")
+    assert found is not None
+    assert found.mean_s == pytest.approx(measured_s, rel=0.2)
+
+
+@pytest.mark.parametrize(("rows", "measured_s"), [(8, 21.3e-6), (256, 27.9e-6), (2048, 32.2e-6)])
+def test_a_router_picks_the_largest_scores(rows: int, measured_s: float) -> None:
+    """On an H200, replayed from a graph; docs/results/h200.md."""
+    kernel = Variant.parse("bf16/bf16/torch.topk")
+    item = program("router", kernel, rows=rows, experts=64, active=8, hidden=2048)
+    h200 = PredictedSource(devices={"d": device_zoo.device("h200")}, switch_s={"d": 0.65e-6})
+    found = h200.estimate(item, "d")
+    assert found is not None
+    assert found.mean_s == pytest.approx(measured_s, rel=0.15)

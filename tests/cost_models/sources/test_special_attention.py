@@ -5,12 +5,18 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foreplan.cost_models.roofline import RooflineSource
-from foreplan.cost_models.sources.attention_parts import attention_parts
 from foreplan.cost_models.sources.predicted import PredictedSource
+from foreplan.cost_models.sources.special_attention import (
+    _computed_pairs,
+    special_attention_parts,
+)
 from foreplan.datasets import device_zoo
 from foreplan.datasets.kernels.registry import kernels_for
+from foreplan.datasets.operator_bytes import visible_pairs
 from foreplan.datasets.program import Variant, program
 
 PREDICTED = PredictedSource()
@@ -21,7 +27,7 @@ HEADS = {"batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 64}
 @pytest.mark.parametrize("variant", kernels_for("sink_attention", "cpu"), ids=str)
 def test_attention_with_sinks_is_plain_and_scaled(variant: Variant) -> None:
     whole = program("sink_attention", variant, queries=128, keys=128, **HEADS)
-    parts = attention_parts(whole)
+    parts = special_attention_parts(whole, "cpu")
     assert parts is not None
     (plain, one), (scaled, other) = parts
     assert (plain.op, plain.sizes, one, other) == ("attention", whole.sizes, 1.0, 1.0)
@@ -30,11 +36,42 @@ def test_attention_with_sinks_is_plain_and_scaled(variant: Variant) -> None:
     assert scaled.dims["rows"] * scaled.dims["cols"] == 2 * 128 * 16 * 64
 
 
+@pytest.mark.parametrize(
+    ("batch", "queries", "keys", "measured_s"),
+    [(1, 1, 257, 23.3e-6), (8, 1, 257, 26.9e-6), (4, 128, 256, 52.5e-6), (8, 256, 256, 78.2e-6)],
+)
+def test_a_gpu_computes_every_score_of_a_block(
+    batch: int, queries: int, keys: int, measured_s: float
+) -> None:
+    """Heads of Gemma 2 on an H200, docs/results/h200.md."""
+    dims = {"batch": batch, "queries": queries, "keys": keys, "heads": 8, "kv_heads": 4}
+    kernel = Variant.parse("bf16/bf16/torch.capped_bmm")
+    whole = program("capped_attention", kernel, head_dim=128, **dims)
+    parts = special_attention_parts(whole, "cuda")
+    assert parts is not None
+    pairs = batch * 8 * queries * keys
+    assert sum(p.flops * n for p, n in parts if p.op == "matmul") == 4 * 128 * pairs
+    source = PredictedSource(
+        devices={"d": device_zoo.device("h200")}, switch_s={"d": 0.65e-6}
+    )  # fmt: skip
+    found = source.estimate(whole, "d")
+    assert found is not None
+    assert found.mean_s == pytest.approx(measured_s, rel=0.25)
+
+
+@given(queries=st.integers(1, 2000), more=st.integers(0, 2000), block=st.integers(1, 600))
+def test_blocks_compute_more_pairs_than_are_seen(queries: int, more: int, block: int) -> None:
+    keys = queries + more
+    computed = _computed_pairs(queries, keys, block)
+    assert visible_pairs({"queries": queries, "keys": keys}) <= computed <= queries * keys
+    assert computed == queries * keys or block < queries
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1000), (128, 128), (64, 192)])
 def test_parts_of_capped_attention_do_its_work(queries: int, keys: int) -> None:
     for variant in kernels_for("capped_attention", "cpu"):
         whole = program("capped_attention", variant, queries=queries, keys=keys, **HEADS)
-        parts = attention_parts(whole)
+        parts = special_attention_parts(whole, "cpu")
         assert parts is not None
         products = sum(p.flops * n for p, n in parts if p.op == "matmul")
         assert products == pytest.approx(whole.flops, rel=0.01)
@@ -51,12 +88,12 @@ def test_parts_of_capped_attention_do_its_work(queries: int, keys: int) -> None:
 
 def test_parts_of_an_attention_over_latents_do_its_work() -> None:
     whole = program("latent_attention", Variant.parse("bf16/bf16/torch.latent_bmm"), **LATENT)
-    parts = attention_parts(whole)
+    parts = special_attention_parts(whole, "cpu")
     assert parts is not None
     assert sum(p.flops * n for p, n in parts if p.op == "matmul") == pytest.approx(whole.flops)
     # A kernel that does it all at once is not made of them, and nobody predicts it.
     fused = program("latent_attention", Variant.parse("bf16/bf16/torch.latent_sdpa"), **LATENT)
-    assert attention_parts(fused) is None
+    assert special_attention_parts(fused, "cpu") is None
     assert PREDICTED.estimate(fused, "h200") is None
 
 
@@ -65,7 +102,7 @@ def test_heads_of_latents_move_as_many_bytes_as_their_parts() -> None:
         "expand_heads", Variant.parse("bf16/bf16/torch.expand_heads"),
         rows=2048, heads=128, plain=128, turned=64, value=128,
     )  # fmt: skip
-    parts = attention_parts(whole)
+    parts = special_attention_parts(whole, "cpu")
     assert parts is not None
     assert sum(p.bytes * n for p, n in parts) == pytest.approx(whole.bytes, rel=0.2)
 

@@ -1,4 +1,4 @@
-"""`attention_parts`: attention that is not plain as operators that a predictor has seen.
+"""`special_attention_parts`: attention that is not plain as operators that a predictor has seen.
 
 With a learned score a head in its softmax (``sink_attention``), with scores that are capped
 (``capped_attention``) and over latents: the products that it does, and what goes over their results
@@ -10,19 +10,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foreplan.cost_models.sources.expert_parts import Shares
+from foreplan.datasets.kernels.registry import SCORED_ROWS
 from foreplan.datasets.operator_bytes import visible_pairs
 from foreplan.datasets.program import Program, Variant, program
 
+#: Small kernels by which a GPU makes the mask of a block: positions of queries and keys, two
+#: comparisons, what both say, and its opposite (``theory``: `_attention_mask.seen_keys`).
+_MASK_KERNELS = 6.0
+#: Kernels over strides in plain ones (``measured`` on an H200: 0.35e-9 s of one multiprocessor an
+#: element, `replayed_kernels`, where a plain map of 4 million takes 3 us).
+_STRIDED = 3.0
 
-def attention_parts(item: Program) -> Shares | None:
+
+def special_attention_parts(item: Program, kind: str) -> Shares | None:
     """The parts of attention with sinks, with capped scores or over latents, and of its heads.
 
-    ``None`` of all else, and where one kernel attends to latents.
+    Args:
+        item: any program.
+        kind: of the device, ``cpu`` or ``cuda``.
+
+    Returns:
+        ``None`` of all else, and where one kernel attends to latents.
     """
     if item.op == "sink_attention":
         return _sink_attention(item)
     if item.op == "capped_attention":
-        return _capped_attention(item)
+        return _capped_attention(item, kind)
     if item.op == "latent_attention":
         return _latent_attention(item)
     return _expanded_heads(item) if item.op == "expand_heads" else None
@@ -37,10 +50,18 @@ def _sink_attention(item: Program) -> Shares:
     return [(program("attention", plain, **d), 1.0), (scaled, 1.0)]
 
 
-def _capped_attention(item: Program) -> Shares:
-    """Scores, their cap in three maps and a mask, softmax and sum, over the keys that are seen."""
+def _capped_attention(item: Program, kind: str) -> Shares:
+    """Scores, their cap in three maps and a mask, softmax and sum, block by block of queries.
+
+    A processor is priced by the keys that are seen. A GPU computes every score of its large blocks,
+    and copies besides: queries and results between tokens and heads, and shares from fp32.
+    """
     d, v = item.dims, Variant(item.variant.compute, item.variant.compute, "any")
-    seen = max(1, round(visible_pairs(d) / d["queries"]))
+    gpu = kind != "cpu"
+    pairs = (
+        _computed_pairs(d["queries"], d["keys"], SCORED_ROWS["cuda"]) if gpu else visible_pairs(d)
+    )
+    seen = max(1, round(pairs / d["queries"]))
     size = {"batch": d["batch"] * d["kv_heads"], "m": d["queries"] * d["heads"] // d["kv_heads"]}
     scores = {"rows": d["batch"] * d["heads"] * d["queries"], "cols": seen}
     capped = program("elementwise", v, **scores, inputs=1)
@@ -51,11 +72,40 @@ def _capped_attention(item: Program) -> Shares:
         (of_scores, 1.0), (capped, 3.0 if d["queries"] == 1 else 4.0),
         (program("softmax", v, **scores), 1.0), (of_values, 1.0),
     ]  # fmt: skip
+    if gpu:
+        found += _copies_of_a_gpu(item, v, capped, seen)
     if item.variant.storage != v.storage:  # the cache is cast, or read from its codes and scales
         rows = 2 * d["batch"] * d["kv_heads"] * d["keys"]
         read = program("elementwise", v, rows=rows, cols=d["head_dim"], inputs=1)
         found.append((read, 1.0 if item.variant.storage == "bf16" else 3.0))
     return found
+
+
+def _copies_of_a_gpu(item: Program, plain: Variant, capped: Program, seen: int) -> Shares:
+    """What a GPU does beside products, cap and softmax.
+
+    Kernels over strides count for `_STRIDED` plain ones: queries and results that change places
+    between tokens and heads, and the mask, which heads and sequences share.
+    """
+    d, few = item.dims, item.dims["queries"] == 1
+    rows = {"rows": d["batch"] * d["heads"] * d["queries"], "cols": d["head_dim"]}
+    found = [(program("elementwise", plain, **rows, inputs=1), 1.0 if few else 2.0 * _STRIDED)]
+    if plain.compute == "bf16":  # shares come in fp32
+        found.append((capped, 1.0 if few else 1.5))
+    if not few:
+        mask = program("elementwise", plain, rows=d["queries"], cols=seen, inputs=1)
+        found += [(capped, _STRIDED - 1.0), (mask, _MASK_KERNELS)]
+    return found
+
+
+def _computed_pairs(queries: int, keys: int, block: int) -> float:
+    """Pairs of query and key whose scores are computed, a block of queries at a time."""
+    starts = range(0, queries, block)
+    ends = [min(start + block, queries) for start in starts]
+    pairs = [
+        (end - start) * (keys - queries + end) for start, end in zip(starts, ends, strict=True)
+    ]
+    return float(sum(pairs))
 
 
 def _latent_attention(item: Program) -> Shares | None:
