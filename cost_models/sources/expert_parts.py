@@ -37,9 +37,9 @@ _INT4_ROWS, _INT4_SLOWER = (6, 12), 0.25
 #: Choices that one small kernel sorts, seconds of it, and those of torch's sort beyond (``fitted``,
 #: likewise). They are counted with the activation, which there is one of.
 _SORTED = (8192, 4e-6, 1e-4)
-#: What the host takes for an expert that it calls by itself, so that the GPU waits for launches, and
-#: for one whose weight of 4 bits is unpacked by torch (``measured``: 64 experts of 768 features, 1
-#: to 2048 rows of which each takes 8, int8 and int4 on an H200, 2026-11-29).
+#: What the host takes for an expert that it calls by itself, so that the GPU waits, and for one
+#: whose weight of 4 bits is unpacked by torch (``measured``: 64 experts of 768 features, 1 to 2048
+#: rows of which each takes 8, int8 and int4 on an H200, 2026-11-29).
 _CALLED_S, _UNPACKED_S = 2e-4, 4.5e-4
 #: The largest scores of a row, picked by a radix search, their sum and what divides by it: seconds
 #: of few rows, more for so many that they fill the chip, and of a row (``measured``: 64 experts of
