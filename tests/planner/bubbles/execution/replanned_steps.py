@@ -59,13 +59,17 @@ def replanned_steps(case: dict[str, Any], rank: int) -> dict[str, Any]:
     )  # fmt: skip
     if case["resets"]:
         trainer.kernels.advance = trainer.kernels.reset  # type: ignore[method-assign]
-    results, counts = [], [opened()]
+    results, losses, counts = [], list[float](), [opened()]
     for _ in range(case["steps"]):
-        assert trainer.step().replanned
-        results.append(trainer.kernels.result())
+        report = trainer.step()
+        assert report.replanned
+        losses.append(report.loss)
+        results.append(trainer.kernels.result())  # nothing, where the new order was recorded
         counts.append(opened())
     if case["closes"]:
         dist.barrier()
         trainer.close()
         del trainer
-    return {"before": before, "counts": counts, "results": results, "after": opened()}
+    return {
+        "before": before, "counts": counts, "results": results, "losses": losses, "after": opened()
+    }  # fmt: skip
