@@ -6,22 +6,33 @@ Shape legend: ``N`` rows of a table.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.operators.operator_work import OperatorWork
+from foreplan.datasets.sweeps.operator_cases import RECORDED
 from foreplan.datasets.sweeps.operator_table import OperatorTable, includes_launch
 
 Floats = NDArray[np.float64]
+
+#: Weights that loops over products go round: NeuSight's, and SGLang's of aiconfigurator at the time
+#: of its table, repeat a call on the same buffers, TensorRT-LLM's takes five in turn
+#: (aiconfigurator, ``collector/*/collect_gemm.py``), and this project's own graphs as many as no
+#: cache holds (`cold_operands`).
+_COPIES = MappingProxyType({"trtllm": 5.0, "sglang": 1.0})
+#: Share of L2 up to which the bytes of all else stay there, by half of them (``fitted`` by eye on
+#: the elementwise rows of an A100).
+_HELD = 0.75
 
 
 def memory_time(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
     """Seconds to move a row's bytes (N,), those that stay in L2 from call to call at its rate.
 
-    The step from L2 to memory (half of the bytes at 0.75 of L2) is fitted by eye on the elementwise
-    rows of an A100, and so is the share of the memory's bandwidth that is reached, 0.85. An L2
-    gives 32 bytes a clock to each multiprocessor (theory), of which 0.7 is reached (assumed).
+    The share of the memory's bandwidth that is reached, 0.85, is fitted by eye on the elementwise
+    rows of an A100, as is the step from L2 to memory. An L2 gives 32 bytes a clock to each
+    multiprocessor (theory), of which 0.7 is reached (assumed).
     """
     from_memory = share_from_memory(table, work, offer)
     cached = np.nan_to_num(work.bytes / (0.7 * 32 * work.units * offer["clock"]))
@@ -33,9 +44,17 @@ def share_from_memory(
     table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
 ) -> Floats:
     """Share of a row's bytes (N,) that no cache keeps from call to call."""
-    # NeuSight's loop repeats a call on the same buffers; aiconfigurator's GEMM loop goes round
-    # several copies (fitted on L40S, whose step comes at a fifth of its L2).
+    products = table.kind == "linear"
+    copies = np.where(products, [_copies(name) for name in table.library], 1.0)
     graphs = np.array([not includes_launch(name) for name in table.library])
-    copies = np.where(graphs & (table.kind == "linear"), 5.0, 1.0)
+    # Weights that go round are read in full before the first comes again, so that all of L2 counts.
+    held = np.where(graphs & products, 1.0, _HELD)
     filled = np.nan_to_num(copies * work.bytes / offer["l2"], nan=np.inf)
-    return np.asarray(1 / (1 + (0.75 / np.maximum(filled, 1e-9)) ** 6))
+    return np.asarray(1 / (1 + (held / np.maximum(filled, 1e-9)) ** 6))
+
+
+def _copies(library: str) -> float:
+    """Weights of a product that its loop goes round, as the code that measured it has it."""
+    if library.startswith(RECORDED):
+        return np.inf
+    return 1.0 if includes_launch(library) else _COPIES.get(library, 1.0)

@@ -39,6 +39,7 @@ from foreplan.cost_models.operators.operator_work import (
 from foreplan.cost_models.operators.pool_threads import pool_thread_s
 from foreplan.cost_models.operators.power_limit import paid_flops, sustained_share
 from foreplan.cost_models.operators.roofline_columns import collective_columns, layer_columns
+from foreplan.cost_models.operators.rounded_inputs import rounding_s
 from foreplan.cost_models.operators.row_blocks import row_block_s
 from foreplan.cost_models.operators.sum_blocks import sum_block_s
 from foreplan.cost_models.operators.tile_times import (
@@ -271,6 +272,7 @@ def _product(
     else:
         chosen, compute = chosen_tile(item, tile, widths=widths(table), l2=offer["l2"])
     structural = _fixed(offer) + np.maximum(compute, memory_time(table, work, offer))
+    structural = structural + rounding_s(table, work)
     columns = wave_columns(item) | {
         "log_compute_to_roofline": np.log(compute / work.roofline_s),
         "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(b),
