@@ -22,8 +22,8 @@ _ARCHITECTURE = "90a"
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the GPU of an input multiplies so many rows by this kernel."""
-    return takes_blocks(x.shape[0], _capability(x.device))
+    """Whether the device of an input multiplies so many rows by this kernel."""
+    return x.is_cuda and takes_blocks(x.shape[0], _capability(x.device))
 
 
 @functools.cache
