@@ -137,6 +137,19 @@ class Forecast:
         )
         self.metrics = planner.metrics(problem, decision, self.timeline)
 
+    @classmethod
+    def of(cls, planner: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:
+        """The forecast of a decision, made once and kept by its problem.
+
+        Arguments and errors are those of the class.
+        """
+        found: Forecast = problem.kept.get(
+            (planner, decision.model_dump_json()),
+            lambda: cls(planner, problem, decision),
+            lambda made: len(made.schedule),
+        )
+        return found
+
     def _price(self, costs: CostBook, places: _Places) -> None:
         """Fill ``[distinct (work, device), group]`` tables of mean, low and high seconds."""
         s = self.schedule
