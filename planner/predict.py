@@ -276,8 +276,8 @@ class Forecast:
             if group in deviations:
                 off[:, g] = deviations[group]
         factors = np.exp(off * self.spread)
-        seconds = (self._simulator.run((self._mean @ row)[self._code]) for row in factors)
-        return np.fromiter((timeline.makespan_s for timeline in seconds), float, count)
+        seconds = (self._simulator.makespan_s((self._mean @ row)[self._code]) for row in factors)
+        return np.fromiter(seconds, float, count)
 
     def elasticity(self, group: Group) -> float:
         """Change of the logarithm of the makespan with one standard deviation of a group."""
