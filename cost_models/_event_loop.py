@@ -81,6 +81,43 @@ def run_dag(duration: Any, edge_start: Any, edge_target: Any, indegree: Any) -> 
 
 
 @compiled
+def dag_order(edge_start: Any, edge_target: Any, indegree: Any) -> Any:
+    """Units of a DAG, each after what it waits for; those in a circle are left out."""
+    left = indegree.copy()
+    order = np.empty(len(left), dtype=np.int64)
+    count = 0
+    for i in range(len(left)):
+        if left[i] == 0:
+            order[count] = i
+            count += 1
+    done = 0
+    while done < count:
+        unit = order[done]
+        done += 1
+        for e in range(edge_start[unit], edge_start[unit + 1]):
+            nxt = edge_target[e]
+            left[nxt] -= 1
+            if left[nxt] == 0:
+                order[count] = nxt
+                count += 1
+    return order[:count]
+
+
+@compiled
+def dag_end(duration: Any, edge_start: Any, edge_target: Any, order: Any) -> float:
+    """When the last unit of a DAG ends, with its `dag_order`; `run_dag` finds the same."""
+    start = np.zeros(len(duration))
+    last = 0.0
+    for unit in order:
+        finish = start[unit] + duration[unit]
+        last = max(last, finish)
+        for e in range(edge_start[unit], edge_start[unit + 1]):
+            nxt = edge_target[e]
+            start[nxt] = max(start[nxt], finish)
+    return last
+
+
+@compiled
 def _push(times: Any, units: Any, size: int, time: float, unit: int) -> int:
     i = size
     while i > 0:

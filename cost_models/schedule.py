@@ -185,6 +185,38 @@ class Schedule:
         return [int(i) for i in np.flatnonzero(self.rank == rank)]
 
 
+#: Columns of a builder's rows.
+_OP, _WORK, _STAGE, _STEP, _RENDEZVOUS, _WIDTH = 1, 2, 3, 5, 7, 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Actions of a builder as arrays.
+
+    Attributes:
+        rows: one int a column of `Schedule`, in the order in which `ScheduleBuilder.add` puts them.
+        pressure: one float per action.
+        dependency: dependencies of all actions, one after another.
+        dependencies: how many of them each action has.
+    """
+
+    rows: IntArray = field(default_factory=lambda: np.zeros((0, _WIDTH), dtype=np.int64))
+    pressure: FloatArray = field(default_factory=lambda: np.zeros(0))
+    dependency: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    dependencies: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def followed(
+        self, rows: IntArray, pressure: FloatArray, dependency: IntArray, dependencies: IntArray
+    ) -> _Columns:
+        """These actions and then others."""
+        return _Columns(
+            np.concatenate((self.rows, rows)),
+            np.concatenate((self.pressure, pressure)),
+            np.concatenate((self.dependency, dependency)),
+            np.concatenate((self.dependencies, dependencies)),
+        )
+
+
 class ScheduleBuilder:
     """Collects actions; the order of `add` is the order of each rank's list.
 
@@ -202,13 +234,14 @@ class ScheduleBuilder:
         self._items: dict[str, int] = {}
         self._resources: dict[str, int] = {}
         self._sets: dict[tuple[str, ...], int] = {}
+        self._done = _Columns()
         self._rows: list[tuple[int, ...]] = []
         self._pressure: list[float] = []
         self._dependency: list[int] = []
-        self._dependency_start: list[int] = [0]
+        self._dependencies: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._done.rows) + len(self._rows)
 
     def add(
         self,
@@ -234,7 +267,7 @@ class ScheduleBuilder:
         Raises:
             SpecError: more than `MOST_ACTIONS`.
         """
-        refuse_long(len(self._rows) + 1)
+        refuse_long(len(self) + 1)
         item, allocate, free = -1, 0, 0
         if memory is not None:
             item = self._items.setdefault(memory.item, len(self._items))
@@ -257,8 +290,65 @@ class ScheduleBuilder:
         )
         self._pressure.append(pressure)
         self._dependency.extend(dependencies)
-        self._dependency_start.append(len(self._dependency))
-        return len(self._rows) - 1
+        self._dependencies.append(len(dependencies))
+        return len(self) - 1
+
+    def repeat(self, begin: int, op: str, works: Sequence[Mapping[int, Work]]) -> None:
+        """Append the actions from ``begin`` on once for each of ``works``, as `add` would.
+
+        A copy is one step later than what it is a copy of, meets in rendezvous of its own, and
+        depends on the actions that stand as far before it as those of the original do.
+
+        Args:
+            begin: first of the actions to repeat.
+            op: of the actions whose work differs from copy to copy.
+            works: of each copy, the work of these actions by stage; of the same stages in all of
+                them.
+
+        Raises:
+            SpecError: more than `MOST_ACTIONS`.
+        """
+        size, copies = len(self) - begin, len(works)
+        refuse_long(len(self) + size * copies)
+        if not size or not copies:
+            return
+        done = self._frozen()
+        rows = np.tile(done.rows[begin:], (copies, 1))
+        later = np.repeat(np.arange(1, copies + 1), size)
+        rows[:, _STEP] += later
+        meets = rows[:, _RENDEZVOUS] >= 0
+        if meets.any():
+            numbers = rows[meets, _RENDEZVOUS]
+            rows[meets, _RENDEZVOUS] += later[meets] * (numbers.max() - numbers.min() + 1)
+        own = np.flatnonzero(
+            (rows[:, _OP] == self._ops.get(op, -1)) & np.isin(rows[:, _STAGE], list(works[0]))
+        )
+        stages, first, slot = np.unique(rows[own, _STAGE], return_index=True, return_inverse=True)
+        indices = np.zeros((copies, len(stages)), dtype=np.int64)
+        for copy, by_stage in enumerate(works):
+            for place in np.argsort(first).tolist():  # as they would be added
+                indices[copy, place] = self._work_index(by_stage[int(stages[place])])
+        rows[own, _WORK] = indices[later[own] - 1, slot]
+        taken = int(done.dependencies[:begin].sum())
+        needed = len(done.dependency) - taken
+        self._done = done.followed(
+            rows,
+            np.tile(done.pressure[begin:], copies),
+            np.tile(done.dependency[taken:], copies)
+            + size * np.repeat(np.arange(1, copies + 1), needed),
+            np.tile(done.dependencies[begin:], copies),
+        )
+
+    def _frozen(self) -> _Columns:
+        """All actions so far."""
+        self._done = self._done.followed(
+            np.asarray(self._rows, dtype=np.int64).reshape(-1, _WIDTH),
+            np.asarray(self._pressure, dtype=np.float64),
+            np.asarray(self._dependency, dtype=np.int64),
+            np.asarray(self._dependencies, dtype=np.int64),
+        )
+        self._rows, self._pressure, self._dependency, self._dependencies = [], [], [], []
+        return self._done
 
     def build(self, notes: Mapping[str, str] | None = None) -> Schedule:
         """Check and freeze.
@@ -267,12 +357,11 @@ class ScheduleBuilder:
             SpecError: an unknown rank, a dependency on itself or on an action that does not exist,
                 a rank twice in a rendezvous, a pressure outside 0..1.
         """
-        rows = np.asarray(self._rows, dtype=np.int64).reshape(-1, 12)
-        dependency = np.asarray(self._dependency, dtype=np.int64)
-        start = np.asarray(self._dependency_start, dtype=np.int64)
+        done = self._frozen()
+        rows, dependency, pressure = done.rows, done.dependency, done.pressure
         count = len(rows)
-        pressure = np.asarray(self._pressure, dtype=np.float64)
-        owner = np.repeat(np.arange(count), np.diff(start))
+        start = np.concatenate(([0], np.cumsum(done.dependencies)))
+        owner = np.repeat(np.arange(count), done.dependencies)
         _refuse_any(
             "schedule.rank", rows[:, 0], (rows[:, 0] < 0) | (rows[:, 0] >= len(self._devices)),
             f"a rank of 0..{len(self._devices) - 1}",
@@ -283,13 +372,14 @@ class ScheduleBuilder:
             f"other actions of 0..{count - 1}",
         )  # fmt: skip
         _refuse_any("schedule.pressure", pressure, ~((pressure >= 0.0) & (pressure <= 1.0)), "0..1")
-        meeting = rows[rows[:, 7] >= 0]
-        _, times = np.unique(meeting[:, 7] * len(self._devices) + meeting[:, 0], return_counts=True)
+        meeting = rows[rows[:, _RENDEZVOUS] >= 0]
+        number = meeting[:, _RENDEZVOUS] * len(self._devices) + meeting[:, 0]
+        _, times = np.unique(number, return_counts=True)
         _refuse_any("schedule.rendezvous", times, times > 1, "one action of a rank in a rendezvous")
         for name in self._sets:
             for resource in name:
                 self._resources.setdefault(resource, len(self._resources))
-        columns = [np.ascontiguousarray(rows[:, c]) for c in range(12)]
+        columns = [np.ascontiguousarray(rows[:, c]) for c in range(_WIDTH)]
         return Schedule(
             devices=self._devices,
             works=tuple(self._works),

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreplan.cost_models._event_loop import queue_edges, run_dag, run_events, successors
+from foreplan.cost_models._event_loop import (
+    dag_end,
+    dag_order,
+    queue_edges,
+    run_dag,
+    run_events,
+    successors,
+)
 from foreplan.cost_models.costs import CostBook, Work
 from foreplan.cost_models.schedule import SHARED_PREFIX, FloatArray, IntArray, Schedule
 from foreplan.cost_models.timeline import Timeline
@@ -89,6 +96,7 @@ class Simulator:
         self._domain = np.full(count, -1, dtype=np.int64)
         self._slowdown = np.array([1.0, 1.0])
         self._pressure = schedule.pressure[self._order]
+        self._dag_order: IntArray | None = None  # once it is asked for makespans alone
         self._load = self._pressure  # what an action adds to its host's
         if contention is not None:
             if len(contention.host) != schedule.ranks:
@@ -114,6 +122,43 @@ class Simulator:
             SpecError: a duration that is no time, or the schedule deadlocks; names who waits for
                 whom.
         """
+        order, unit = self._order, self._unit
+        start, end, binding = self._times(duration)
+        begin, finish, released = (np.empty(len(order), t) for t in (float, float, np.int64))
+        begin[order], finish[order] = start[unit], end[unit]
+        released[order] = np.where(binding >= 0, order[binding], -1)[unit]
+        return Timeline(self.schedule, begin, finish, released, kind="simulated")
+
+    def makespan_s(self, duration: FloatArray) -> float:
+        """End of the last action, without a timeline; arguments and errors are those of `run`."""
+        if self._events:
+            return float(self._times(duration)[1].max(initial=0.0))
+        length = self._length(duration)
+        if self._dag_order is None:
+            self._dag_order = dag_order(self._edge_start, self._edge_target, self._indegree)
+        if len(self._dag_order) < len(length):
+            self._times(duration)  # which says who waits for whom
+        return float(dag_end(length, self._edge_start, self._edge_target, self._dag_order))
+
+    def _times(self, duration: FloatArray) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Start, end and binding predecessor of every unit, numbered rank by rank."""
+        length, indegree = self._length(duration), self._indegree.copy()
+        if self._events:
+            start, end, binding, ran = run_events(
+                length, self._edge_start, self._edge_target, indegree, self._shared,
+                self._capacity, self._domain, self._pressure, self._load, self._slowdown,
+                int(self._domain.max(initial=0)) + 1,
+            )  # fmt: skip
+        else:
+            start, end, binding, ran = run_dag(
+                length, self._edge_start, self._edge_target, indegree
+            )
+        if ran < len(length):
+            raise self._deadlock(indegree)
+        return start, end, binding
+
+    def _length(self, duration: FloatArray) -> FloatArray:
+        """Checked durations of the units: of a rendezvous its longest, 0 of what is no unit."""
         schedule, order, unit = self.schedule, self._order, self._unit
         count = len(schedule)
         if duration.shape != (count,):
@@ -125,28 +170,12 @@ class Simulator:
                 f"duration of {schedule[i].label} on rank {schedule.rank[i]}",
                 got=float(duration[i]), expected="a time of at least 0",
             )  # fmt: skip
-        length = duration[order]
+        length: FloatArray = duration[order]
         if self._joined:
             longest = np.zeros(count)
             np.maximum.at(longest, unit, length)
             length = np.where(self._own, longest, 0.0)
-        indegree = self._indegree.copy()
-        if self._events:
-            start, end, binding, ran = run_events(
-                length, self._edge_start, self._edge_target, indegree, self._shared,
-                self._capacity, self._domain, self._pressure, self._load, self._slowdown,
-                int(self._domain.max(initial=0)) + 1,
-            )  # fmt: skip
-        else:
-            start, end, binding, ran = run_dag(
-                length, self._edge_start, self._edge_target, indegree
-            )
-        if ran < count:
-            raise self._deadlock(indegree)
-        begin, finish, released = np.empty(count), np.empty(count), np.empty(count, dtype=np.int64)
-        begin[order], finish[order] = start[unit], end[unit]
-        released[order] = np.where(binding >= 0, order[binding], -1)[unit]
-        return Timeline(schedule, begin, finish, released, kind="simulated")
+        return length
 
     def _deadlock(self, indegree: IntArray) -> SpecError:
         """What each stuck rank waits for; ``indegree`` is what each unit still waited for."""

@@ -250,7 +250,7 @@ def plan(
 
 def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:
     """Simulate a decision and check every rank's memory."""
-    forecast = Forecast(chosen, problem, decision)
+    forecast = Forecast.of(chosen, problem, decision)
     for rank, ledger in enumerate(forecast.ledgers):
         ledger.check(rank)
     return forecast

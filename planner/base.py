@@ -25,10 +25,14 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import StrictModel
 from foreplan.datasets.tier import ContentionKind
+from foreplan.planner.kept import Kept
 
 if TYPE_CHECKING:
     import torch
 
+
+#: Actions of the schedules whose forecasts a problem keeps, a quarter of a kilobyte each.
+KEPT_ACTIONS = 4_000_000
 
 W = TypeVar("W", bound=StrictModel)
 D = TypeVar("D", bound=StrictModel)
@@ -44,6 +48,8 @@ class Problem(Generic[W]):
         workload: the planner's own workload.
         costs: prices of work on the cluster's devices; empty in a rank's process.
         seed: of every random choice.
+        kept: what was made of it and may be asked for again: forecasts of its latest decisions
+            (``foreplan.planner.predict.Forecast.of``), and what a planner searches in.
     """
 
     model: Model | None
@@ -51,6 +57,9 @@ class Problem(Generic[W]):
     workload: W
     costs: CostBook
     seed: int = 0
+    kept: Kept[Any] = field(
+        init=False, repr=False, compare=False, default_factory=lambda: Kept(KEPT_ACTIONS)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class _Contest:
                 self._limit_of = known.index(limit.basis)
             else:
                 self._limit_of = len(self.forecasts)
-                self.forecasts.append(Forecast(planner, problem, limit.basis))
+                self.forecasts.append(Forecast.of(planner, problem, limit.basis))
             mean_s = self.forecasts[self._limit_of].total_s
         # What a replay of several steps adds at the expected prices is no miss.
         self._factor *= max(1.0, self.forecasts[0].total_s / (mean_s * self._factor)) * (1 + 1e-9)

@@ -139,7 +139,7 @@ def _contenders(planner: Planner[Any, Any], problem: Problem[Any]) -> list[Forec
         if decision in decisions[:k]:
             continue
         try:
-            found.append(Forecast(planner, problem, decision))
+            found.append(Forecast.of(planner, problem, decision))
         except (InfeasibleError, MissingDataError):
             if k == 0:
                 raise

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from foreplan.cost_models.costs import Collective, CostBook, Estimate, Segment, Work
+from foreplan.cost_models.costs import Collective, CostBook, Segment, Work
 from foreplan.cost_models.memory import MemoryLedger
-from foreplan.cost_models.schedule import FloatArray, Schedule
+from foreplan.cost_models.schedule import FloatArray, IntArray, Schedule
 from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster import Cluster
@@ -27,6 +27,7 @@ from foreplan.datasets.program import Program
 from foreplan.errors import ForeplanError
 from foreplan.planner.base import Planner, Problem
 from foreplan.planner.contention import contention
+from foreplan.planner.leaves import Leaves, leaves_of
 from foreplan.planner.prediction import Prediction, RankPrediction
 
 _Z90 = 1.6448536  # half width of a 90 % interval in standard deviations (theory)
@@ -60,12 +61,13 @@ class Group:
         return np.array([normal.inv_cdf((int(k) + 0.5) / count) for k in rng.permutation(count)])
 
 
-def _leaves(work: Work, count: int) -> Iterator[tuple[Work, int]]:
-    if isinstance(work, Segment) and work.parts:
-        for part, times in work.parts:
-            yield from _leaves(part, times * count)
-    else:
-        yield work, count
+def _by_first(codes: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct codes in order of their first place, and the index there of each code."""
+    distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return distinct[order], rank[inverse]
 
 
 class _Places:
@@ -135,60 +137,72 @@ class Forecast:
         )
         self.metrics = planner.metrics(problem, decision, self.timeline)
 
+    @classmethod
+    def of(cls, planner: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:
+        """The forecast of a decision, made once and kept by its problem.
+
+        Arguments and errors are those of the class.
+        """
+        found: Forecast = problem.kept.get(
+            (planner, decision.model_dump_json()),
+            lambda: cls(planner, problem, decision),
+            lambda made: len(made.schedule),
+        )
+        return found
+
     def _price(self, costs: CostBook, places: _Places) -> None:
         """Fill ``[distinct (work, device), group]`` tables of mean, low and high seconds."""
         s = self.schedule
         names = sorted(set(s.devices))
         device = np.asarray([names.index(d) for d in s.devices], dtype=np.int64)
-        key = s.work * len(names) + device[s.rank]
-        codes, self._code = np.unique(key, return_inverse=True)
+        codes, self._code = np.unique(s.work * len(names) + device[s.rank], return_inverse=True)
+        works, on = np.divmod(codes, len(names))
+        leaves = Leaves(s.works)
+        row, leaf, count = leaves.cells(works)
+        pairs, cell = _by_first(leaf * len(names) + on[row])
+        asked: dict[str, list[Work]] = {}
+        for at, device_of in zip(*(p.tolist() for p in np.divmod(pairs, len(names))), strict=True):
+            asked.setdefault(names[device_of], []).append(leaves.works[at])
+        for name, wanted in asked.items():
+            costs.prepare(wanted, name)
+        given = np.array([work in costs.given for work in s.works], dtype=bool)
+        if given.any():
+            leaves = Leaves(s.works, costs.given)
+            row, leaf, count = leaves.cells(works)
+            pairs, cell = _by_first(leaf * len(names) + on[row])
         groups: dict[Group, int] = {}
-        cells: list[tuple[int, int, Estimate]] = []
-        self._source_s: dict[str, float] = {}
-        self._group_source_s: dict[Group, dict[str, float]] = {}
-        uses = np.bincount(self._code, minlength=len(codes))
-        # The passes of a decoder differ in few of their leaves.
-        known: dict[tuple[Work, str], tuple[int, Estimate]] = {}
-
-        asked: dict[str, dict[Work, None]] = {}
-        for code in codes.tolist():
-            leaves = asked.setdefault(names[code % len(names)], {})
-            leaves.update((leaf, None) for leaf, _ in _leaves(s.works[code // len(names)], 1))
-        for name, leaves in asked.items():
-            costs.prepare(leaves, name)
-
-        def priced(leaf: Work, name: str) -> tuple[int, Estimate]:
-            found = known.get((leaf, name))
-            if found is None:
-                estimate = costs.cost(leaf, name)
-                place = groups.setdefault(places.group(leaf, name), len(groups))
-                found = known[leaf, name] = place, estimate
-            return found
-
-        for row, code in enumerate(codes):
-            work, name = s.works[int(code) // len(names)], names[int(code) % len(names)]
-            if costs.given and work in costs.given:
-                estimate = costs.cost(work, name)
-                cells.append(
-                    (row, groups.setdefault(places.group(work, name), len(groups)), estimate)
-                )
-                continue
-            for leaf, count in _leaves(work, 1):
-                place, once = priced(leaf, name)
-                estimate = once.times(count)
-                cells.append((row, place, estimate))
-                share = estimate.mean_s * float(uses[row])
-                self._source_s[estimate.source] = self._source_s.get(estimate.source, 0.0) + share
+        sources: dict[str, int] = {}
+        known: list[tuple[int, int, float, float, float]] = []
+        for at, device_of in zip(*(p.tolist() for p in np.divmod(pairs, len(names))), strict=True):
+            work, name = leaves.works[at], names[device_of]
+            estimate = costs.cost(work, name)
+            place = groups.setdefault(places.group(work, name), len(groups))
+            source = sources.setdefault(estimate.source, len(sources))
+            known.append((place, source, estimate.mean_s, estimate.low_s, estimate.high_s))
         self.groups: list[Group] = list(groups)
+        table = np.array(known, dtype=np.float64).reshape(-1, 5)
+        place, source = (table[cell, c].astype(np.int64) for c in range(2))
+        mean, low, high = (table[cell, c] * count for c in (2, 3, 4))
         shape = (len(codes), len(groups))
-        self._mean, self._low, self._high = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        for row, place, estimate in cells:
-            of_group = self._group_source_s.setdefault(self.groups[place], {})
-            seconds = estimate.mean_s * float(uses[row])
-            of_group[estimate.source] = of_group.get(estimate.source, 0.0) + seconds
-            self._mean[row, place] += estimate.mean_s
-            self._low[row, place] += estimate.low_s
-            self._high[row, place] += estimate.high_s
+        self._mean, self._low, self._high = (
+            np.bincount(row * shape[1] + place, seconds, shape[0] * shape[1])
+            .astype(np.float64, copy=False)
+            .reshape(shape)
+            for seconds in (mean, low, high)
+        )
+        uses = np.bincount(self._code, minlength=len(codes))
+        told, words = mean * uses[row], list(sources)
+        # Nobody asks how the seconds of works that are given as a whole were known.
+        apart = ~given[works[row]]
+        self._source_s: dict[str, float] = {
+            words[index]: float(told[apart][source[apart] == index].cumsum()[-1])
+            for index in _by_first(source[apart])[0]
+        }
+        self._group_source_s: dict[Group, dict[str, float]] = {group: {} for group in groups}
+        both, which = _by_first(place * len(words) + source)
+        for code, seconds in zip(both, np.bincount(which, told, len(both)), strict=True):
+            of_group = self._group_source_s[self.groups[code // len(words)]]
+            of_group[words[code % len(words)]] = float(seconds)
 
     def _durations(self, table: FloatArray) -> FloatArray:
         seconds: FloatArray = table.sum(axis=1)[self._code]
@@ -215,7 +229,7 @@ class Forecast:
         for work, rank, count in zip(*pairs.tolist(), uses.tolist(), strict=True):
             if s.works[work] in costs.given:
                 continue
-            for leaf, times in _leaves(s.works[work], count):
+            for leaf, times in leaves_of(s.works[work], count):
                 if isinstance(leaf, Program):
                     key = (leaf, s.devices[rank])
                     seconds = costs.cost(leaf, s.devices[rank]).mean_s * times
@@ -227,7 +241,7 @@ class Forecast:
         s, found = self.schedule, dict[tuple[Program, str], int]()
         for work, rank in np.unique(np.stack([s.work, s.rank]), axis=1).T.tolist():
             mine: dict[Program, int] = {}
-            for leaf, count in _leaves(s.works[work], 1):
+            for leaf, count in leaves_of(s.works[work], 1):
                 if isinstance(leaf, Program):
                     mine[leaf] = mine.get(leaf, 0) + count
             for leaf, count in mine.items():
@@ -262,8 +276,8 @@ class Forecast:
             if group in deviations:
                 off[:, g] = deviations[group]
         factors = np.exp(off * self.spread)
-        seconds = (self._simulator.run((self._mean @ row)[self._code]) for row in factors)
-        return np.fromiter((timeline.makespan_s for timeline in seconds), float, count)
+        seconds = (self._simulator.makespan_s((self._mean @ row)[self._code]) for row in factors)
+        return np.fromiter(seconds, float, count)
 
     def elasticity(self, group: Group) -> float:
         """Change of the logarithm of the makespan with one standard deviation of a group."""

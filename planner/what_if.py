@@ -50,7 +50,7 @@ def what_if(
     for limit, relaxed in (*_memory(problem, predicted), *_named(problem, decision, predicted)):
         try:
             answer = planner.decide(relaxed).decision
-            forecast = Forecast(planner, relaxed, answer)
+            forecast = Forecast.of(planner, relaxed, answer)
             for rank, ledger in enumerate(forecast.ledgers):
                 ledger.check(rank)
         except (InfeasibleError, MissingDataError):

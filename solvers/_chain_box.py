@@ -112,8 +112,8 @@ class Price:
         arc_cost: ``[K, L, L+1]`` its minimum by stage.
         hop: ``[K, K]`` scalarised hops.
         back: ``[K, K]`` scalarised return hops.
-        node: scalarised completion costs.
         constant: seconds that turn scalarised costs into bounds.
+        node: scalarised completion costs, once `Search.completions` was asked for them.
     """
 
     bound: float
@@ -124,8 +124,8 @@ class Price:
     arc_cost: FloatArray
     hop: FloatArray
     back: FloatArray
-    node: FloatArray
     constant: float
+    node: FloatArray | None = None
 
 
 def whole(model: ChainModel, view: StageView | None) -> Box:

@@ -33,6 +33,80 @@ def used_vectors(counts: IntArray) -> tuple[IntArray, IntArray]:
 
 
 @compiled
+def _ends(arc: Any) -> Any:
+    """First and last end ``[K, L]`` of the stages from each start that are not forbidden."""
+    n_types, n_layers = arc.shape[0], arc.shape[1]
+    low = np.full((n_types, n_layers), n_layers + 1)
+    high = np.zeros((n_types, n_layers), dtype=np.int64)
+    for k in range(n_types):
+        for a in range(n_layers):
+            for b in range(a + 1, n_layers + 1):
+                if arc[k, a, b] < np.inf:
+                    low[k, a] = min(low[k, a], b)
+                    high[k, a] = b
+    return low, high
+
+
+@compiled
+def _complete(
+    arc: Any, hop: Any, back: Any, low: Any, high: Any, used: Any, stride: Any, node: Any,
+    opening: Any,
+) -> None:  # fmt: skip
+    """One pass over all nodes, used vectors innermost: a processor takes several at once.
+
+    Args:
+        arc: as in `completion_costs`.
+        hop: likewise.
+        back: ``[K]`` cost of the return hop from the last type; a single stage has none.
+        low: from `_ends`.
+        high: likewise.
+        used: as in `completion_costs`.
+        stride: likewise.
+        node: ``[K, L+1, U]``, filled with the cost to complete after a last stage on k that ends at
+            i; unlike that of `completion_costs` also of nodes with more stages than layers.
+        opening: ``[K, U + max stride]``, filled with the same before a stage on k that starts at 0.
+            A vector that lacks a type, and one beyond the last, is forbidden by ``inf``: that is
+            what adding a device leads to where none is left.
+    """
+    n_types, n_layers, n_used = arc.shape[0], arc.shape[1], used.shape[0]
+    opening[:] = np.inf
+    for k in range(n_types):
+        for u in range(n_used):
+            node[k, n_layers, u] = np.inf
+            if used[u, k] > 0:
+                node[k, n_layers, u] = back[k] if used[u].sum() > 1 else 0.0
+    for a in range(n_layers - 1, -1, -1):
+        for k in range(n_types):
+            best = opening[k, :n_used]
+            best[:] = np.inf
+            b = low[k, a]
+            while b + 1 <= high[k, a]:
+                here, there = arc[k, a, b], arc[k, a, b + 1]
+                first, second = node[k, b], node[k, b + 1]
+                for u in range(n_used):
+                    best[u] = min(best[u], min(here + first[u], there + second[u]))
+                b += 2
+            if b == high[k, a]:
+                here, first = arc[k, a, b], node[k, b]
+                for u in range(n_used):
+                    best[u] = min(best[u], here + first[u])
+        if a == 0:
+            break
+        for k in range(n_types):
+            best = node[k, a]
+            best[:] = np.inf
+            for j in range(n_types):
+                if hop[k, j] == np.inf:
+                    continue
+                here, first = hop[k, j], opening[j, stride[j] :]
+                for u in range(n_used):
+                    best[u] = min(best[u], here + first[u])
+            for u in range(n_used):
+                if used[u, k] == 0:
+                    best[u] = np.inf
+
+
+@compiled
 def completion_costs(
     arc: Any, hop: Any, back: Any, by_first: bool, used: Any, stride: Any, counts: Any
 ) -> Any:
@@ -48,114 +122,114 @@ def completion_costs(
         counts: ``[K]`` devices a type.
 
     Returns:
-        ``node[F, U, K, L+1]`` cost to complete after a last stage on k ending at i, and
-        ``opening[F, U, K, L]`` the same before a stage on k (already in u) that starts at i.
+        ``node[F, U, K, L+1]`` cost to complete after a last stage on k ending at i; ``inf`` where
+        nothing does, or the used devices cannot have got there.
     """
-    n_types, n_layers = arc.shape[0], arc.shape[1]
-    n_used = used.shape[0]
+    n_types, n_layers, n_used = arc.shape[0], arc.shape[1], used.shape[0]
+    low, high = _ends(arc)
     passes = n_types if by_first else 1
     node = np.full((passes, n_used, n_types, n_layers + 1), np.inf)
-    opening = np.full((passes, n_used, n_types, n_layers), np.inf)
-    low = np.full((n_types, n_layers), n_layers + 1)
-    high = np.zeros((n_types, n_layers), dtype=np.int64)
-    for k in range(n_types):
-        for a in range(n_layers):
-            for b in range(a + 1, n_layers + 1):
-                if arc[k, a, b] < np.inf:
-                    low[k, a] = min(low[k, a], b)
-                    high[k, a] = b
-    total = np.empty(n_used, dtype=np.int64)
-    for u in range(n_used):
-        total[u] = used[u].sum()
+    one = np.empty((n_types, n_layers + 1, n_used))
+    opening = np.empty((n_types, n_used + stride.max()))
     for f in range(passes):
+        if counts[f] == 0 and by_first:
+            continue
+        _complete(arc, hop, back[:, f], low, high, used, stride, one, opening)
         for u in range(n_used):
+            total = used[u].sum()
             if by_first and used[u, f] == 0:
                 continue
             for k in range(n_types):
-                if used[u, k] > 0:
-                    node[f, u, k, n_layers] = back[k, f] if total[u] > 1 else 0.0
-        for a in range(n_layers - 1, -1, -1):
-            for u in range(n_used):
-                if total[u] > a + 1 or (by_first and used[u, f] == 0):
+                if used[u, k] == 0:
                     continue
-                for k in range(n_types):
-                    if used[u, k] == 0:
-                        continue
-                    best = np.inf
-                    for b in range(low[k, a], high[k, a] + 1):
-                        value = arc[k, a, b] + node[f, u, k, b]
-                        best = min(best, value)
-                    opening[f, u, k, a] = best
-            if a == 0:
-                break
-            for u in range(n_used):
-                if total[u] > a or (by_first and used[u, f] == 0):
-                    continue
-                for k in range(n_types):
-                    if used[u, k] == 0:
-                        continue
-                    best = np.inf
-                    for j in range(n_types):
-                        if used[u, j] < counts[j]:
-                            value = hop[k, j] + opening[f, u + stride[j], j, a]
-                            best = min(best, value)
-                    node[f, u, k, a] = best
-    return node, opening
+                for i in range(max(total, 1), n_layers + 1):
+                    node[f, u, k, i] = one[k, i, u]
+    return node
 
 
 @compiled
 def cheapest_path(
-    arc: Any,
-    hop: Any,
-    by_first: bool,
-    stride: Any,
-    counts: Any,
-    used: Any,
-    node: Any,
-    opening: Any,
+    arc: Any, hop: Any, back: Any, by_first: bool, used: Any, stride: Any, counts: Any
 ) -> Any:
-    """Walk one cheapest chain.
+    """One cheapest chain; of equals that of the first first type, then of the earliest ends.
+
+    Where the return hop depends on the first type, a pass with every type's cheapest return bounds
+    what a chain costs that starts on any type: passes of types that cannot win are left out.
 
     Args:
         arc: as in :func:`completion_costs`, like the other arguments.
         hop: costs between stages.
-        by_first: whether passes differ by first type.
+        back: costs of the return hop.
+        by_first: whether it differs by first type.
+        used: the used vectors.
         stride: of the used vectors.
         counts: devices a type.
-        used: the used vectors.
-        node: result of :func:`completion_costs`.
-        opening: result of :func:`completion_costs`.
 
     Returns:
         Its cost (``inf`` if there is none) and rows ``[S, 3]`` of (type, start, end).
     """
-    n_types, n_layers = arc.shape[0], arc.shape[1]
-    best = np.inf
-    k, f = -1, 0
+    n_types, n_layers, n_used = arc.shape[0], arc.shape[1], used.shape[0]
+    low, high = _ends(arc)
+    node = np.empty((n_types, n_layers + 1, n_used))
+    opening = np.empty((n_types, n_used + stride.max()))
+    least = back[:, 0].copy()
+    if by_first:
+        for k in range(n_types):
+            least[k] = back[k].min()
+    _complete(arc, hop, least, low, high, used, stride, node, opening)
+    cost, first = np.inf, -1
+    floor = np.full(n_types, np.inf)
     for j in range(n_types):
         if counts[j] > 0:
-            g = j if by_first else 0
-            if opening[g, stride[j], j, 0] < best:
-                best, k, f = opening[g, stride[j], j, 0], j, g
+            floor[j] = opening[j, stride[j]]
+            if floor[j] < cost:
+                cost, first = floor[j], j
     path = np.empty((n_layers, 3), dtype=np.int64)
-    if k == -1:
-        return best, path[:0]
-    a, u, size = 0, stride[k], 0
+    if first == -1:
+        return cost, path[:0]
+    size = 0
+    if not by_first:
+        size = _walk(arc, hop, first, low, high, used, stride, counts, node, path)
+        return cost, path[:size]
+    cost, first = np.inf, -1
+    while True:
+        j = int(np.argmin(floor))
+        if floor[j] == np.inf or floor[j] > cost:
+            return cost, path[:size]
+        _complete(arc, hop, back[:, j], low, high, used, stride, node, opening)
+        own = opening[j, stride[j]]
+        floor[j] = np.inf
+        if own < cost or (own == cost and own < np.inf and j < first):
+            cost, first = own, j
+            size = _walk(arc, hop, first, low, high, used, stride, counts, node, path)
+
+
+@compiled
+def _walk(
+    arc: Any, hop: Any, first: int, low: Any, high: Any, used: Any, stride: Any, counts: Any,
+    node: Any, path: Any,
+) -> int:  # fmt: skip
+    """Write the cheapest chain that starts on a type into ``path``; returns its length."""
+    n_types, n_layers = arc.shape[0], arc.shape[1]
+    k, a, u, size = first, 0, stride[first], 0
     while True:
         end, found = -1, np.inf
         for b in range(a + 1, n_layers + 1):
-            value = arc[k, a, b] + node[f, u, k, b]
+            value = arc[k, a, b] + node[k, b, u]
             if value < found:
                 found, end = value, b
         path[size, 0], path[size, 1], path[size, 2] = k, a, end
         size += 1
         if end == n_layers:
-            return best, path[:size]
+            return size
         a = end
         found, following = np.inf, -1
         for j in range(n_types):
-            if used[u, j] < counts[j]:
-                value = hop[k, j] + opening[f, u + stride[j], j, a]
+            if used[u, j] < counts[j] and hop[k, j] < np.inf:
+                opening = np.inf
+                for b in range(low[j, a], high[j, a] + 1):
+                    opening = min(opening, arc[j, a, b] + node[j, b, u + stride[j]])
+                value = hop[k, j] + opening
                 if value < found:
                     found, following = value, j
         k = following

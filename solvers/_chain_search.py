@@ -8,7 +8,7 @@ budgets, which multipliers ``lambda in [0, 1]``, ``u, w >= 0`` price::
               sum P + (n-1) lambda sum D + (theta + u) sum omega + w sum cost2
           + (Mp-1) pl + (n-1) (1-lambda) m dl - u max_omega - w max_cost2
 
--> Implemented in: ``_chain_path.completion_costs`` (the minimum), ``Search.price`` (the bound),
+-> Implemented in: ``_chain_path.cheapest_path`` (the minimum), ``Search.price`` (the bound),
 ``_chain_ascent.ascend`` (the multipliers), ``Search.split`` (the boxes). Stages that no better
 chain contains are dropped on the way, and what then remains of a box is settled exactly by label
 setting (``_chain_view``).
@@ -182,11 +182,8 @@ class Search:
             back = np.where(np.isfinite(back), weights[1] * back, math.inf)
         # Bounds that are not those of the path's own multipliers make tangents that mislead.
         for _ in range(_LIFTS if self.has_budgets else 1):
-            node, opening = completion_costs(
-                arc_cost, hop, back, model.by_first, model.used, model.stride, model.counts
-            )
             total, path = cheapest_path(
-                arc_cost, hop, model.by_first, model.stride, model.counts, model.used, node, opening
+                arc_cost, hop, back, model.by_first, model.used, model.stride, model.counts
             )
             rows = pricing.rows(path)
             if pricing.lift <= _LIFT * abs(total):
@@ -201,7 +198,6 @@ class Search:
             arc_cost=arc_cost,
             hop=hop,
             back=back,
-            node=node,
             constant=constant,
         )
         if total == math.inf:
@@ -224,6 +220,16 @@ class Search:
                 if sums.objective < min(self.objective, self.cutoff):
                     self.accept(pricing.stages(path))
         return price
+
+    def completions(self, price: Price) -> FloatArray:
+        """Scalarised completion costs behind a price; few prices are asked for them."""
+        if price.node is None:
+            model = self.model
+            price.node = completion_costs(
+                price.arc_cost, price.hop, price.back, model.by_first, model.used, model.stride,
+                model.counts,
+            )  # fmt: skip
+        return price.node
 
     def weights(self, multipliers: Multipliers) -> FloatArray:
         """``[5]`` linear form over stage rows that multipliers make."""

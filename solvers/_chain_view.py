@@ -31,7 +31,7 @@ def thin(search: Search, box: Box, price: Price, stop: float) -> None:
         model.used,
         model.stride,
         model.counts,
-        price.node,
+        search.completions(price),
     )
     arc_start, arc_stop, kept = thin_out(
         view.arc_start,
@@ -93,7 +93,7 @@ def settle(search: Search, pricing: Pricing, box: Box, price: Price) -> None:
             model.used,
             model.stride,
             model.counts,
-            price.node,
+            search.completions(price),
             np.array(box.low),
             np.array(box.high),
             np.array([*law, problem.theta]),

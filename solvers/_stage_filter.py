@@ -119,7 +119,7 @@ def filter_stages(
 def _room(search: Search, price: Price, arc: FloatArray, target: float) -> FloatArray:
     """``[K, L, L+1]`` cost at which a stage is too dear for any chain below the target."""
     model = search.model
-    node, _ = completion_costs(
+    node = completion_costs(
         arc, price.hop, price.back, model.by_first, model.used, model.stride, model.counts
     )
     through = through_costs(

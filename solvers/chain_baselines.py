@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from foreplan.errors import SpecError
-from foreplan.solvers._chain_path import cheapest_path, completion_costs, used_vectors
+from foreplan.solvers._chain_path import cheapest_path, used_vectors
 from foreplan.solvers._stage_modes import modes_of, stage_sums
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
 from foreplan.solvers.chain_score import (
@@ -256,8 +256,7 @@ def _cheapest(
     counts = np.minimum(problem.counts, problem.n_layers)
     used, stride = used_vectors(counts)
     by_first = bool(np.any(back != back[:, :1]))
-    node, opening = completion_costs(stage, hop, back, by_first, used, stride, counts)
-    cost, path = cheapest_path(stage, hop, by_first, stride, counts, used, node, opening)
+    cost, path = cheapest_path(stage, hop, back, by_first, used, stride, counts)
     return None if cost == math.inf else [(k, a, b) for k, a, b in path.tolist()]
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from foreplan.solvers._chain_driver import timeless
-from foreplan.solvers._chain_path import cheapest_path, completion_costs, used_vectors
+from foreplan.solvers._chain_path import cheapest_path, used_vectors
 from foreplan.solvers._stage_modes import modes_of, stage_sums
 from foreplan.solvers.chain_partition import solve
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
@@ -172,8 +172,7 @@ def _least_shortage(
     by_first = bool(np.any(back != back[:, :1]))
     counts = np.minimum(problem.counts, n_layers)
     used, stride = used_vectors(counts)
-    node, opening = completion_costs(arc, hop, back, by_first, used, stride, counts)
-    short, path = cheapest_path(arc, hop, by_first, stride, counts, used, node, opening)
+    short, path = cheapest_path(arc, hop, back, by_first, used, stride, counts)
     if short == math.inf:
         return None
     return float(short), [(k, a, b) for k, a, b in path.tolist()], need

@@ -87,7 +87,7 @@ def hybrid_plan(
         alternatives.append(
             Alternative(
                 name=name, decision=decision.model_dump(mode="json"), limits_met=met,
-                predicted=Forecast(planner, problem, decision).prediction(),
+                predicted=Forecast.of(planner, problem, decision).prediction(),
             )
         )  # fmt: skip
     return made.model_copy(update={"alternatives": tuple(alternatives)})

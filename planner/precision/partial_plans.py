@@ -85,12 +85,12 @@ def partial_plans(
     for number in range(count):
         mixed: Choices = [_mixture(d.tables, number, random) for d in situation.devices]
         decision = situation.decision(mixed, _no_omega(situation), made.predicted.total_s)
-        forecasts.append((number, decision, Forecast(planner, problem, decision)))
+        forecasts.append((number, decision, Forecast.of(planner, problem, decision)))
     without = PrecisionPlanner()  # keeps the tables of one problem
     alternatives = []
     for number, decision, forecast in forecasts:
         predicted = forecast.prediction()
-        seconds = Forecast(without, free, decision).timeline.makespan_s
+        seconds = Forecast.of(without, free, decision).timeline.makespan_s
         metrics = {**predicted.metrics, WITHOUT_CASTS: seconds}
         alternatives.append(
             Alternative(

@@ -118,7 +118,7 @@ def simulate_cluster(number: int, workload: str) -> dict[str, Any]:
     problem = Problem(model=model, cluster=cluster, workload=asked, costs=book, seed=0)
 
     def total_s(decision: ServingDecision) -> float:
-        return Forecast(planner, problem, decision).total_s
+        return Forecast.of(planner, problem, decision).total_s
 
     rivals = dict(planner.baselines(problem))
     edge = rivals[PIPE_EDGE]

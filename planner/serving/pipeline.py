@@ -14,7 +14,7 @@ run carries out, where every sum stands on its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
@@ -37,6 +37,8 @@ TOKEN_BYTES = 8  # token ids are int64
 TENSOR = "tensor"
 #: Most tokens that a schedule decodes one after another.
 MOST_STEPS = 1 << 17
+#: Steps of decoding before all are alike: the first waits for micro-batches of prefill.
+_UNLIKE = 2
 
 
 def stage_kernels(stage: StageDecision) -> StageKernels:
@@ -57,6 +59,7 @@ class _Stage:
     first: bool
     last: bool
     ranks: tuple[int, ...]
+    sort: Hashable  # number of the programs of its passes: stages of one sort have the same
 
     @property
     def layers(self) -> int:
@@ -86,27 +89,32 @@ class ServingSchedule:
         self._ranks = [every[rank] for rank in decision.ranks]
         self._stages: list[_Stage] = []
         shards = {1: pricing}
+        sorts: dict[Hashable, int] = {}
         for i, stage in enumerate(decision.stages):
             begin = sum(s.degree for s in decision.stages[:i])
             if stage.degree not in shards:
                 shards[stage.degree] = Pricing(
                     pricing.model, pricing.workload, pricing.costs, stage.degree
                 )
+            first, last = i == 0, i == len(decision.stages) - 1
+            layers = shards[stage.degree].layer_counts(stage.start, stage.bits)
+            sort = (first, last, stage.degree, tuple(stage.kernels.items()), layers)
             self._stages.append(
                 _Stage(
-                    i, stage, stage_kernels(stage), shards[stage.degree], i == 0,
-                    i == len(decision.stages) - 1, tuple(range(begin, begin + stage.degree)),
+                    i, stage, stage_kernels(stage), shards[stage.degree], first, last,
+                    tuple(range(begin, begin + stage.degree)), sorts.setdefault(sort, len(sorts)),
                 )
             )  # fmt: skip
         self._builder = ScheduleBuilder([rank.label for rank in self._ranks])
         # (step, micro-batch of that step's phase) -> actions that put the token ids on stage 0.
         self._tokens: dict[tuple[int, int], Sequence[int]] = {}
-        self._works: dict[tuple[str, int, int], Segment] = {}
+        self._works: dict[tuple[str, Hashable, int], Segment] = {}
         self._sums: dict[tuple[str, int], Segment] = {}
         self._pressures: dict[tuple[str, int], float] = {}
         self._messages: dict[tuple[str, int, int], tuple[Collective, tuple[str, ...]]] = {}
         self._before: dict[int, int] = {}  # last sum of a rank, which the next pass waits for
         self._meetings = 0
+        self._begin = self._met = 0  # actions and meetings before the last step of decoding
 
     def build(self) -> Schedule:
         """All prefill micro-batches, then all decode steps.
@@ -127,10 +135,13 @@ class ServingSchedule:
             )  # fmt: skip
         for microbatch in range(prefills):
             self._pass(PREFILL, 0, microbatch, self._closing or workload.new_tokens > 1)
-        for step in range(1, workload.new_tokens):
-            for microbatch in range(decodes):
-                last = step == workload.new_tokens - 1
-                self._pass(DECODE, step, microbatch, self._closing or not last)
+        steps, last = range(1, workload.new_tokens), workload.new_tokens - 1
+        for step in steps[:_UNLIKE]:
+            self._decode(step, decodes, last)
+        if alike := steps[_UNLIKE:-1]:
+            self._decode_alike(alike, decodes)
+        if len(steps) > _UNLIKE:
+            self._decode(last, decodes, last)
         return self._builder.build()
 
     def pieces(self) -> Schedule:
@@ -141,6 +152,25 @@ class ServingSchedule:
         """
         self._in_pieces = True
         return self.build()
+
+    def _decode(self, step: int, microbatches: int, last: int) -> None:
+        """One step of decoding; the first begins at 1."""
+        self._begin, self._met = len(self._builder), self._meetings
+        for microbatch in range(microbatches):
+            self._pass(DECODE, step, microbatch, self._closing or step < last)
+
+    def _decode_alike(self, steps: range, microbatches: int) -> None:
+        """Steps that differ from the one before them in their contexts alone."""
+        alone = [s for s in self._stages if len(s.ranks) == 1 or not self._in_pieces]
+        works = [{s.index: self._work(DECODE, s, step) for s in alone} for step in steps]
+        shift = len(steps) * (len(self._builder) - self._begin)
+        self._builder.repeat(self._begin, DECODE, works)
+        before = steps[0] - 1
+        for microbatch in range(microbatches):
+            tokens = [action + shift for action in self._tokens[before, microbatch]]
+            self._tokens[before + len(steps), microbatch] = tokens
+        self._before = {rank: action + shift for rank, action in self._before.items()}
+        self._meetings += len(steps) * (self._meetings - self._met)
 
     def _pass(self, phase: str, step: int, microbatch: int, return_tokens: bool) -> None:
         """One micro-batch through every stage, and its tokens back to the first."""
@@ -270,10 +300,11 @@ class ServingSchedule:
         return Collective("p2p", size, (ends[0].index, ends[1].index), dtype), queues
 
     def _work(self, phase: str, stage: _Stage, step: int) -> Segment:
-        key = (phase, stage.index, step)
-        if key not in self._works:
-            self._works[key] = self._segment(phase, stage, step)
-        return self._works[key]
+        key = (phase, stage.sort, step)
+        found = self._works.get(key)
+        if found is None:
+            found = self._works[key] = self._segment(phase, stage, step)
+        return found
 
     def _segment(self, phase: str, stage: _Stage, step: int) -> Segment:
         pricing, sizes = stage.pricing, self._sizes

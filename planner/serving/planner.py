@@ -86,7 +86,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             return self._decide(with_cache(problem, 16))
 
         def worth(fixed: Problem[ServingWorkload], decision: ServingDecision) -> float:
-            return self.objective(fixed, decision, Forecast(self, fixed, decision).total_s)
+            return self.objective(fixed, decision, Forecast.of(self, fixed, decision).total_s)
 
         eight = with_cache(problem, 8).workload
         try:
@@ -164,7 +164,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             return answers, kept
         for decision in self.baselines(problem).values():
             if not isinstance(decision, str) and self.judged(problem, decision).limits_met:
-                found = Forecast(self, problem, decision)
+                found = Forecast.of(self, problem, decision)
                 kept.append((self.objective(problem, decision, found.total_s), decision, found))
         if kept:
             return answers, kept
@@ -186,11 +186,18 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             near += alone(chains, limits, gap=GAP)
         decisions = [chains.decision(sizes, assignment) for _, sizes, assignment in near]
         return answers, [
-            (law_s, decision, Forecast(self, problem, decision))
+            (law_s, decision, Forecast.of(self, problem, decision))
             for (law_s, _, _), decision in zip(near, decisions, strict=True)
         ]
 
     def _chains(self, problem: Problem[ServingWorkload]) -> ServingChains:
+        """The chain problems of a problem, which baselines and rivals are made of too."""
+        made: ServingChains = problem.kept.get(
+            ServingChains, lambda: self._made_chains(problem), lambda _: 0
+        )
+        return made
+
+    def _made_chains(self, problem: Problem[ServingWorkload]) -> ServingChains:
         model, workload = serving_model(problem), problem.workload
         total = workload.prompt_tokens + workload.new_tokens
         refuse_longer(model, total, "workload", f"{total} tokens a request")
@@ -227,7 +234,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         for bits in problem.workload.caches:
             found = serving_baselines(
                 self._chains(with_cache(problem, bits)),
-                lambda decision: Forecast(self, problem, decision).total_s,
+                lambda decision: Forecast.of(self, problem, decision).total_s,
             )
             if not all(isinstance(made, str) for made in found.values()):
                 break
@@ -242,7 +249,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
             decision,
             count,
             seed=problem.seed,
-            total_s=lambda other: Forecast(self, problem, other).total_s,
+            total_s=lambda other: Forecast.of(self, problem, other).total_s,
         )
 
     def objective(
@@ -257,7 +264,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         """Late where it is so when simulated; quality and memory know no prices."""
         if time_limits(problem.workload).none or not decision.limits_met:
             return decision
-        late = missed(problem.workload, Forecast(self, problem, decision).metrics)
+        late = missed(problem.workload, Forecast.of(self, problem, decision).metrics)
         return decision.model_copy(update={"limits_met": not late})
 
     def schedule(self, problem: Problem[ServingWorkload], decision: ServingDecision) -> Schedule:

@@ -318,12 +318,18 @@ class Pricing:
         sizes: MicroBatches, keys: int | None = None,
     ) -> Parts:  # fmt: skip
         """Programs of consecutive layers from ``start`` on, with the bits of each; see `layer`."""
-        counts: Counter[Program] = Counter()
-        kinds = self._kinds[start : start + len(bits)]
-        for (count, kind), times in Counter(zip(bits, kinds, strict=True)).items():
+        counts: dict[Program, int] = {}
+        for (count, kind), times in self.layer_counts(start, bits):
             for item, each in self.layer(kernels, count, phase, sizes, keys, kind):
-                counts[item] += each * times
+                counts[item] = counts.get(item, 0) + each * times
         return tuple(counts.items())
+
+    def layer_counts(
+        self, start: int, bits: Sequence[int]
+    ) -> tuple[tuple[tuple[int, LayerKind], int], ...]:
+        """Bits and kind of consecutive layers from ``start`` on, and how many layers have them."""
+        kinds = self._kinds[start : start + len(bits)]
+        return tuple(Counter(zip(bits, kinds, strict=True)).items())
 
     def embedding(self, phase: str, sizes: MicroBatches) -> Parts:
         """Programs before the first layer."""

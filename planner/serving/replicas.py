@@ -107,7 +107,7 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
                 yield f"without replicas of {split.name(group)}", decision
 
     def _figures(self, problem: _Problem, decision: ReplicasDecision) -> dict[str, float]:
-        return Forecast(self, problem, decision).metrics
+        return Forecast.of(self, problem, decision).metrics
 
     def _missed(self, problem: _Problem, decision: ReplicasDecision) -> tuple[str, ...]:
         """Limits, the wanted rate among them, that a decision misses when simulated, in words."""

@@ -237,7 +237,7 @@ def _rivals(
         decision = planner.judged(priced, rival)
         if decision not in known:
             document = decision.model_dump(mode="json")
-            predicted = Forecast(planner, priced, decision).prediction()
+            predicted = Forecast.of(planner, priced, decision).prediction()
             limits_met = bool(getattr(decision, "limits_met", True))
             found.append(
                 _candidate(name, "rival", document, limits_met, predicted, planner, problem)

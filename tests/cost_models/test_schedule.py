@@ -1,9 +1,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import Copy, HostLaunch, Segment
-from foreplan.cost_models.schedule import Action, Memory, ScheduleBuilder
+from foreplan.cost_models.schedule import (
+    MOST_ACTIONS,
+    Action,
+    Memory,
+    Schedule,
+    ScheduleBuilder,
+)
 from foreplan.errors import SpecError
 
 
@@ -85,3 +93,60 @@ def test_what_cannot_be_a_schedule(rows: list[dict[str, int]], words: str) -> No
         builder.add("F", row.pop("rank", 0), HostLaunch(0), **row)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match=words):
         builder.build()
+
+
+@given(
+    st.integers(1, 3), st.integers(0, 4), st.booleans(), st.integers(0, 3),
+    st.sampled_from(["decode", "other"]),
+)  # fmt: skip
+def test_repeated_actions_are_those_that_would_be_added(
+    stages: int, copies: int, together: bool, before: int, op: str
+) -> None:
+    """Steps of a pipeline, whose passes wait for the step before and may meet."""
+
+    def work(stage: int, step: int) -> Segment:
+        return Segment("decode", ((Copy(1 + stage // 2 + step // 3), 1),))  # some are equal
+
+    def grown(repeat: bool) -> Schedule:
+        builder = ScheduleBuilder([f"d{k}" for k in range(stages)])
+        for k in range(before):
+            builder.add("F", k % stages, HostLaunch(k))
+
+        def one(step: int) -> None:
+            begin = len(builder)
+            for k in range(stages):
+                needs = [begin + 2 * k - 2 * stages] if step else []
+                needs += [begin + 2 * k - 1] if k else []
+                builder.add(
+                    "decode", k, work(k, step if op == "decode" else 0), stage=k, step=step,
+                    dependencies=needs, pressure=0.5,
+                )  # fmt: skip
+                builder.add(
+                    "all_reduce", k, Copy(7), step=step, dependencies=[begin + 2 * k],
+                    rendezvous=3 * step + k if together else -1,
+                    memory=Memory("activations", k, 1) if k else None,
+                )  # fmt: skip
+
+        for step in range(2 if repeat else copies + 2):
+            one(step)
+        if repeat:
+            later = [{k: work(k, 2 + c) for k in range(stages)} for c in range(copies)]
+            builder.repeat(before + 2 * stages, op, later)
+        assert len(builder) == before + 2 * stages * (copies + 2)
+        builder.add("F", 0, HostLaunch(0), dependencies=[len(builder) - 1])
+        return builder.build()
+
+    if together:  # numbers of a step follow one another, as many as there are
+        stages = 3
+    made, expected = grown(repeat=True), grown(repeat=False)
+    assert list(made) == list(expected)
+    assert made.works == expected.works
+
+
+def test_a_schedule_may_not_become_too_long_by_repetition() -> None:
+    builder = ScheduleBuilder(["t4"])
+    builder.add("F", 0, HostLaunch(0), stage=0)
+    with pytest.raises(SpecError, match="fewer"):
+        builder.repeat(0, "F", [{0: HostLaunch(0)}] * MOST_ACTIONS)
+    builder.repeat(1, "F", [{0: HostLaunch(0)}])  # nothing, and as often
+    assert len(builder) == 1

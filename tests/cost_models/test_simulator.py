@@ -82,8 +82,10 @@ def assert_lawful(timeline: Timeline, duration: Any, *, slowed: bool = False) ->
 @given(st.data())
 def test_equals_the_fixed_point(random_case: Draw, data: st.DataObject) -> None:
     case = random_case(data, meetings=True)
-    timeline = Simulator(case.schedule).run(case.duration)
+    simulator = Simulator(case.schedule)
+    timeline = simulator.run(case.duration)
     assert_lawful(timeline, case.duration)
+    assert simulator.makespan_s(case.duration) == timeline.makespan_s
     assert timeline.start_s.tolist() == fixed_point(case.schedule, case.duration)
 
 
@@ -104,10 +106,10 @@ def test_shared_queues_and_contention_keep_the_laws(random_case: Draw, data: st.
     case = random_case(data, shared=True, meetings=True, pressure=True)
     capacity = data.draw(st.integers(1, 3))
     hosts = Contention((0, 1, 0, 1)[: case.schedule.ranks], (1.0, 1.5, 2.5))
-    timeline = Simulator(case.schedule, contention=hosts, capacities={"shared:a": capacity}).run(
-        case.duration
-    )
+    simulator = Simulator(case.schedule, contention=hosts, capacities={"shared:a": capacity})
+    timeline = simulator.run(case.duration)
     assert_lawful(timeline, case.duration, slowed=True)
+    assert simulator.makespan_s(case.duration) == timeline.makespan_s
     for name, places in (("shared:a", capacity), ("shared:b", 1)):
         users = [i for i, a in enumerate(case.schedule) if name in a.resources]
         for i in users:
@@ -264,9 +266,9 @@ def test_deadlock_names_ranks_and_what_they_wait_for() -> None:
         (1, 1.0, {"op": "send", "microbatch": 4}),
     )
     hosts = Contention((0, 0), (1.0, 2.0))
-    for contention in (None, hosts):
+    for contention, ask in itertools.product((None, hosts), ("run", "makespan_s")):
         with pytest.raises(SpecError) as caught:
-            Simulator(schedule, contention=contention).run(duration)
+            getattr(Simulator(schedule, contention=contention), ask)(duration)
         assert "rank 0 at recv4 waits for send4 of rank 1" in str(caught.value)
         assert "rank 1 at recv4 waits for send4 of rank 0" in str(caught.value)
 
@@ -323,8 +325,9 @@ def test_durations_must_be_times(seconds: float) -> None:
 def test_empty_schedule() -> None:
     schedule = ScheduleBuilder(["cpu"]).build()
     for contention in (None, Contention((0,), (1.0, 2.0))):
-        timeline = Simulator(schedule, contention=contention).run(np.zeros(0))
-        assert timeline.makespan_s == 0.0
+        simulator = Simulator(schedule, contention=contention)
+        timeline = simulator.run(np.zeros(0))
+        assert timeline.makespan_s == simulator.makespan_s(np.zeros(0)) == 0.0
         assert timeline.critical_path() == []
 
 
