@@ -185,9 +185,8 @@ def without(table: OperatorTable, hold_out: Sequence[str]) -> OperatorTable:
     for name in hold_out:
         out = (chips == name) | (table.device == name)
         if not out.any():
-            raise SpecError(
-                "--hold-out", got=name, expected="one of " + ", ".join(sorted(set(chips)))
-            )
+            names = [*sorted(set(chips)), *sorted(set(table.device))]
+            raise SpecError("--hold-out", got=name, expected="one of " + ", ".join(names))
         keep &= ~out
     if not keep.any():
         raise SpecError("--hold-out", got=list(hold_out), expected="something left to train on")

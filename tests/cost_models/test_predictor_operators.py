@@ -290,8 +290,12 @@ def test_train_and_evaluate_files(tmp_path: Path) -> None:
         "mape", "median_ape", "p90_ape", "within_10pct", "count"
     }  # fmt: skip
     assert operator_stats(data, "foreplan")["rows"] == 180
-    with pytest.raises(SpecError, match="--hold-out"):
+    known = read_operators(data, "foreplan")
+    with pytest.raises(SpecError, match="--hold-out") as refused:
         train_operators([data], ["foreplan"], tmp_path / "m", hold_out=["nobody"])
+    for name in {*known.chips.tolist(), *known.device.tolist()}:
+        assert name in refused.value.expected  # and each of them is taken
+        train_operators([data], ["foreplan"], tmp_path / "m", hold_out=[name])
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_training(
