@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foreplan.cost_models.model_store import CARD
 from foreplan.cost_models.programs.program_commands import (
     evaluate_program_files,
     holds_programs,
@@ -16,6 +17,7 @@ from foreplan.cost_models.programs.program_commands import (
 )
 from foreplan.datasets.device_zoo import own_figures
 from foreplan.datasets.importers import read_operators
+from foreplan.datasets.storage import folder_for, refuse_unwritable
 from foreplan.datasets.sweeps.operator_table import OperatorTable, write_operators
 from foreplan.errors import SpecError
 
@@ -78,8 +80,8 @@ def train_files(
         device_files: figures of devices that the zoo lacks.
 
     Raises:
-        SpecError: a bad file or format, operators and programs together, or a start that is of
-            something else.
+        SpecError: a bad file or format, operators and programs together, a start that is of
+            something else, or a folder that cannot be written, which is said before the training.
         MissingDataError: no such shipped model.
     """
     names = list(formats) * len(data) if len(formats) == 1 else list(formats)
@@ -88,19 +90,21 @@ def train_files(
     programs = [holds_programs(path, name) for path, name in zip(data, names, strict=True)]
     if any(programs) and not all(programs):
         raise SpecError("--data", got=[str(p) for p in data], expected="operators or programs")
-    if all(programs):
-        given: dict[str, Any] = {
-            "device": device, "device_files": device_files, "hold_out": hold_out
-        }  # fmt: skip
-        if start is not None:
-            return tune_programs(start, data, names, output, torch_device=torch_device, **given)
-        return train_programs(
-            data, names, output, settings={"seed": seed, "torch_device": torch_device}, **given
-        )
-    return train_operators(
-        data, names, output, hold_out=hold_out, seed=seed, device=device, start=start,
-        device_files=device_files,
-    )  # fmt: skip
+    with folder_for(output):
+        refuse_unwritable(output / CARD)
+        if all(programs):
+            given: dict[str, Any] = {
+                "device": device, "device_files": device_files, "hold_out": hold_out
+            }  # fmt: skip
+            if start is not None:
+                return tune_programs(start, data, names, output, torch_device=torch_device, **given)
+            return train_programs(
+                data, names, output, settings={"seed": seed, "torch_device": torch_device}, **given
+            )
+        return train_operators(
+            data, names, output, hold_out=hold_out, seed=seed, device=device, start=start,
+            device_files=device_files,
+        )  # fmt: skip
 
 
 def train_operators(
@@ -181,9 +185,8 @@ def without(table: OperatorTable, hold_out: Sequence[str]) -> OperatorTable:
     for name in hold_out:
         out = (chips == name) | (table.device == name)
         if not out.any():
-            raise SpecError(
-                "--hold-out", got=name, expected="one of " + ", ".join(sorted(set(chips)))
-            )
+            names = [*sorted(set(chips)), *sorted(set(table.device))]
+            raise SpecError("--hold-out", got=name, expected="one of " + ", ".join(names))
         keep &= ~out
     if not keep.any():
         raise SpecError("--hold-out", got=list(hold_out), expected="something left to train on")

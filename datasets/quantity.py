@@ -183,8 +183,8 @@ class _Text:
         return value if isinstance(value, int) else round(number)
 
 
-Bytes = Annotated[int, _Text(Dimension.BYTES, whole=True), Field(gt=0)]
-"""A positive size in whole bytes."""
+Bytes = Annotated[int, _Text(Dimension.BYTES, whole=True), Field(gt=0, lt=1 << 60)]
+"""A positive size in whole bytes; bounded, so that it fits every plan and every reader."""
 BytesPerSecond = Annotated[float, _Text(Dimension.BYTES_PER_SECOND), Field(gt=0)]
 """A positive bandwidth in bytes per second."""
 Seconds = Annotated[float, _Text(Dimension.SECONDS), Field(ge=0)]

@@ -48,7 +48,7 @@ class TrafficResult:
 
 
 def simulate_traffic(
-    path: Path, traffic: Path, *, rate_per_s: float | None = None, folder: Path = Path()
+    path: Path, traffic: Path, *, rate_per_s: float | None = None, folder: Path | None = None
 ) -> TrafficResult:
     """Replay requests on a plan.
 
@@ -56,7 +56,7 @@ def simulate_traffic(
         path: of the plan.
         traffic: description or trace, see `load_traffic`.
         rate_per_s: arrivals a second instead of the file's.
-        folder: that the plan's profiles are found from.
+        folder: that the plan's profile paths start from; the plan's own if left out.
 
     Raises:
         SpecError: a file that is wrong, a plan of another kind, a request too long for it.
@@ -65,7 +65,7 @@ def simulate_traffic(
     """
     from foreplan.cost_models.timeline import chrome_trace
 
-    if not folder.is_dir():
+    if folder is not None and not folder.is_dir():
         raise SpecError("--profiles", got=str(folder), expected="a folder")
     plan = load_plan(path)
     decision = decision_of(plan)
@@ -77,9 +77,8 @@ def simulate_traffic(
         raise SpecError(f"{path.name}: kind", got=plan.kind, expected="serving or replicas")
     requests = load_traffic(traffic, rate_per_s=rate_per_s)
     bare = problem_of(plan, planner(plan.kind))
-    costs = cost_book(
-        plan.cluster, Profiles.of(plan.cluster, folder), cost_choice_or_file(plan.provenance.costs)
-    )
+    profiles = Profiles.of(plan.cluster, path.parent if folder is None else folder)
+    costs = cost_book(plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs))
     problem: Problem[Any] = Problem(bare.model, bare.cluster, bare.workload, costs, bare.seed)
     most = largest_rate(problem, replicas, requests)
     check_rate(requests, most)

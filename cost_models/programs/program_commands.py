@@ -272,10 +272,8 @@ def without(table: ProgramTable, hold_out: Sequence[str]) -> ProgramTable:
         out = families.get(name, np.zeros(len(table), dtype=np.bool_))
         out = out | (table.chips == name) | (device == name)
         if not out.any():
-            raise SpecError(
-                "--hold-out", got=name,
-                expected="one of " + ", ".join([*sorted(families), *sorted(set(table.chips))]),
-            )  # fmt: skip
+            names = [*sorted(families), *sorted(set(table.chips)), *sorted(set(device))]
+            raise SpecError("--hold-out", got=name, expected="one of " + ", ".join(names))
         keep &= ~out
     if not keep.any():
         raise SpecError("--hold-out", got=list(hold_out), expected="something left to train on")

@@ -108,8 +108,9 @@ class FolderWeights:
         checkpoint = read_checkpoint(Path(model.path)) if model.path is not None else None
         if checkpoint is None:
             raise SpecError(
-                f"model {model.name}", got=model.path, expected="a folder with safetensors"
-            )
+                f"model {model.name}", got=model.path, expected="a folder with safetensors",
+                fix=f"a relative path starts from the current folder, {Path.cwd()}",
+            )  # fmt: skip
         self.model = model
         self._checkpoint = checkpoint
         self._prefix = find_prefix(model, checkpoint)

@@ -2,6 +2,9 @@
 
 ``python -m foreplan.planner.verify.worker`` is the program of each rank: it runs the plan and its
 baselines and compares. A launcher of its own reads the same plan through `foreplan.load_plan`.
+
+The script stays in the caller's folder, from which the plan's relative paths (its model's folder)
+start, as with ``foreplan verify``; what was measured is written beside the plan.
 """
 
 from __future__ import annotations
@@ -30,10 +33,13 @@ class TorchrunExporter(Exporter):
                 fix="start 'foreplan verify PLAN.json --rdzv-endpoint HOST:PORT --host NAME' on "
                 "each host",
             )  # fmt: skip
-        flags = {"--nproc-per-node": str(plan.verify.ranks)}
+        flags = {
+            "--nproc-per-node": str(plan.verify.ranks),
+            "-m": WORKER_MODULE,
+            "-o": f"{_shell.HERE}/verification.json",
+        }
         text = _shell.script(("torchrun", "--standalone"), flags, {})
-        text = text.replace('  "$@"', f'  -m {WORKER_MODULE} {PLAN_FILE} "$@"')
-        text = text.replace("set -euo pipefail", 'set -euo pipefail\ncd "$(dirname "$0")"')
+        text = text.replace('  "$@"', f'  "{_shell.HERE}/{PLAN_FILE}" "$@"')
         zoo = sorted({str(rank.name) for rank in plan.cluster.ranks() if rank.name.kind == "zoo"})
         where = (
             f"which devices stand for {' and '.join(zoo)}: its ranks refuse names of the zoo, so "

@@ -287,20 +287,29 @@ def _measured_ranks(chosen: CandidateResult) -> Grid:
 
 
 def _memory(chosen: CandidateResult) -> Grid:
-    """Ledger against what was held, totals a rank; items are in the document."""
+    """Ledger against what was held, totals a rank; items are in the document.
+
+    What a run cannot weigh (a workspace inside of library calls) is in a column of its own: what
+    was held says nothing about it.
+    """
     names = short_labels([rank.device for rank in chosen.ranks])
     ledger = [sum(i.predicted_bytes or 0 for i in rank.memory) for rank in chosen.ranks]
     held = [sum(i.held_bytes or 0 for i in rank.memory) for rank in chosen.ranks]
     if not any(ledger) and not any(held):
         return Grid("Memory", ())
-    off = [percent(a / b - 1, signed=True) if b else UNKNOWN
-           for a, b in zip(held, ledger, strict=True)]  # fmt: skip
+    blind = [
+        sum(i.predicted_bytes or 0 for i in rank.memory if i.held_bytes is None)
+        for rank in chosen.ranks
+    ]
+    off = [percent(a / (b - c) - 1, signed=True) if b > c else UNKNOWN
+           for a, b, c in zip(held, ledger, blind, strict=True)]  # fmt: skip
     return Grid(
         "Memory of this plan",
         [
             Column("#", [str(k) for k in range(len(names))], True),
             Column("device", list(names)),
             Column("ledger", [bytes_of(size) for size in ledger], True),
+            Column("not weighed", [bytes_of(size) for size in blind], True),
             Column("held", [bytes_of(size) for size in held], True),
             Column("off", off, True),
             Column("process", [bytes_of(rank.held_bytes) for rank in chosen.ranks], True, 80),

@@ -99,8 +99,7 @@ class Fleet:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            text = str(error) if isinstance(error, ForeplanError) else type(error).__name__
-            self.tell_followers({"error": text})
+            self.tell_followers({"error": _told(error)})
         self.close()
 
     def close(self) -> None:
@@ -315,3 +314,10 @@ class Fleet:
             peer.closed = True
         else:
             peer.inbox.append(word)
+
+
+def _told(error: BaseException) -> str:
+    """What followers are told of the leader's end."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, ForeplanError) else type(error).__name__

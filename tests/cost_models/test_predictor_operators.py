@@ -13,7 +13,12 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from tests.cost_models.operator_rows import synthetic
 
-from foreplan.cost_models.commands import evaluate_file, operator_stats, train_operators
+from foreplan.cost_models.commands import (
+    evaluate_file,
+    operator_stats,
+    train_files,
+    train_operators,
+)
 from foreplan.cost_models.evaluation import evaluate
 from foreplan.cost_models.model_store import load_operator_model, model_folder
 from foreplan.cost_models.operators.baselines import BASELINES, baseline
@@ -285,8 +290,29 @@ def test_train_and_evaluate_files(tmp_path: Path) -> None:
         "mape", "median_ape", "p90_ape", "within_10pct", "count"
     }  # fmt: skip
     assert operator_stats(data, "foreplan")["rows"] == 180
-    with pytest.raises(SpecError, match="--hold-out"):
+    known = read_operators(data, "foreplan")
+    with pytest.raises(SpecError, match="--hold-out") as refused:
         train_operators([data], ["foreplan"], tmp_path / "m", hold_out=["nobody"])
+    for name in {*known.chips.tolist(), *known.device.tolist()}:
+        assert name in refused.value.expected  # and each of them is taken
+        train_operators([data], ["foreplan"], tmp_path / "m", hold_out=[name])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "t.parquet"
+    write_operators(synthetic(rows=60), data)
+    monkeypatch.setattr(OperatorPredictor, "fit", lambda *_: pytest.fail("it was trained"))
+    (tmp_path / "taken" / "card.json").mkdir(parents=True)
+    for output in (data / "m", tmp_path / "taken"):
+        with pytest.raises(
+            SpecError, match=r"expected a (folder to make|path that can be written)"
+        ):
+            train_files([data], ["foreplan"], output)
+    with pytest.raises(SpecError, match="--hold-out"):
+        train_files([data], ["foreplan"], tmp_path / "none", hold_out=["nobody"])
+    assert not (tmp_path / "none").exists()
 
 
 def test_models_that_are_not_there(tmp_path: Path) -> None:

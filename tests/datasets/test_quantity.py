@@ -140,5 +140,8 @@ def test_fields() -> None:
     assert Spec(size=2**53 + 1).size == 2**53 + 1  # no detour through a float
     with pytest.raises(SpecError, match=r"s: size: got '16 GB/s', expected a size .* bytes per se"):
         validate(Spec, {"size": "16 GB/s"}, "s")
+    # No plan's figures hold more: planning would end in the middle, after a profile was taken.
+    with pytest.raises(SpecError, match=r"s: size: got .* expected less than 1152921504606846976"):
+        validate(Spec, {"size": "1e30 GiB"}, "s")
     with pytest.raises(SpecError, match="s: speed: got 0, expected greater than 0"):
         validate(Spec, {"speed": 0}, "s")

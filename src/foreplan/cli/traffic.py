@@ -65,8 +65,9 @@ def simulate_traffic(
         float | None, typer.Option(help="Requests a second, instead of the file's.")
     ] = None,
     profiles: Annotated[
-        Path, typer.Option(help="Folder of the cluster's file; its profiles are found from there.")
-    ] = Path(),
+        Path | None,
+        typer.Option(help="Folder that the plan's profile paths start from; its own if left out."),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None,
     as_json: Json = False,
 ) -> None:

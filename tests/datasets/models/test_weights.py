@@ -75,6 +75,20 @@ def test_gpt2_is_transposed_and_tied(tmp_path: Path) -> None:
         FolderWeights(weights.model).tensor(0, "up.weight")
 
 
+def test_weights_that_another_folder_holds_are_missed_with_the_folder_they_were_sought_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=12, n_layer=2, n_head=4, vocab_size=51)
+    ).save_pretrained(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    model = load_model("mine")
+    FolderWeights(model).close()
+    monkeypatch.chdir("/")
+    with pytest.raises(SpecError, match=r"got 'mine', .*starts from the current folder, /$"):
+        FolderWeights(model)
+
+
 def test_factors_are_in_the_weights_and_not_in_what_is_stored(tmp_path: Path) -> None:
     factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 4.0}
     module = transformers.GraniteForCausalLM(

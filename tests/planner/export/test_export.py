@@ -90,6 +90,22 @@ def test_a_script_hands_on_the_callers_model_and_words(
     assert "of the model" in refused.stderr
 
 
+def test_torchrun_starts_where_the_plans_relative_paths_do(plan: Plan, tmp_path: Path) -> None:
+    made, here = tmp_path / "to day" / "out", tmp_path / "work"
+    export_plan(plan, "torchrun", made)
+    here.mkdir()
+    (tmp_path / "torchrun").write_text("#!/bin/sh\npwd\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    told = subprocess.run(
+        ["bash", "../to day/out/launch.sh", "--rounds", "1"], cwd=here, capture_output=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert told[0] == str(here)
+    assert (here / told[-3]).samefile(made / "plan.json")
+    assert told[-5:-3] == ["-o", "../to day/out/verification.json"]
+    assert told[-2:] == ["--rounds", "1"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_round_trip_alters_nothing(plan: Plan, data: st.DataObject) -> None:

@@ -131,6 +131,21 @@ def test_quality_stands_beside_what_was_foretold(plan, make_verification):
     assert "held-out" not in shown(verification_tables(make_verification(), plan), 140)
 
 
+def test_what_a_run_cannot_weigh_is_not_held_against_the_ledger(make_verification):
+    document = make_verification().model_dump(mode="json", by_alias=True)
+    kib = 1024
+    document["candidates"][0]["ranks"][0]["memory"] = [
+        {"item": "weights", "predicted_bytes": 300 * kib, "held_bytes": 300 * kib},
+        {"item": "buffers", "predicted_bytes": None, "held_bytes": 30 * kib},
+        {"item": "workspace", "predicted_bytes": 200 * kib, "held_bytes": None},
+    ]
+    judged = make_verification(candidates=document["candidates"])
+    told = shown(verification_tables(judged), 140)
+    row = next(line for line in told.splitlines() if "500 KiB" in line)
+    for word in ("200 KiB", "330 KiB", "+10 %"):
+        assert word in row
+
+
 def test_verification_without_its_plan(verification):
     text = shown(verification_tables(verification))
     assert "this plan [chosen]" in text

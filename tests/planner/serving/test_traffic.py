@@ -1,6 +1,8 @@
 """Traffic: what is drawn and read, and that a replay serves every request once within its cache."""
 
 import itertools
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 import foreplan
 from foreplan.datasets.specs import validate
 from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.plan_command import plan_files
 from foreplan.planner.report.traffic_tables import traffic_table
 from foreplan.planner.serving import ServingPlanner
 from foreplan.planner.serving.replica_server import cache_tokens
@@ -182,6 +185,27 @@ def test_requests_that_launch_files_refuse_are_counted(tmp_path):
     assert "saturates at" in said
     assert "…" not in said  # no name is cut off
     assert found.document()["longer_than_planned"] == 1
+
+
+def test_profiles_are_found_from_the_plan_wherever_the_command_runs(tmp_path, monkeypatch):
+    measured, made = tmp_path / "profiles", tmp_path / "made" / "today"
+    shutil.copytree(Path(__file__).parents[2] / "benchmarks" / "profiles", measured)
+    made.mkdir(parents=True)
+    (tmp_path / "t.csv").write_text("arrived_at_s,prompt_tokens,new_tokens\n0,32,8\n")
+    plan_files(
+        "serving", "demo-llama-random", measured / "cluster.yaml",
+        "batch=8,prompt_tokens=32,new_tokens=16", costs="measured", seed=0,
+        output=made / "plan.json",
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    first = simulate_traffic(made / "plan.json", tmp_path / "t.csv")
+    # A plan that left its profiles behind.
+    alone = shutil.copy(made / "plan.json", tmp_path)
+    monkeypatch.chdir(made)
+    with pytest.raises(SpecError, match=r"profiles/cpu.*No such file"):
+        simulate_traffic(Path(alone), tmp_path / "t.csv")
+    moved = simulate_traffic(Path(alone), tmp_path / "t.csv", folder=made)
+    assert first.document() == moved.document()
 
 
 def test_lengths_are_a_number_or_shares(tmp_path):

@@ -35,7 +35,7 @@ from foreplan.planner.verify.rounds import Rounds
 from foreplan.planner.verify.session import problem_of
 from foreplan.planner.verify.verification import load_verification
 from foreplan.planner.verify.verify import VerificationRun, verify
-from foreplan.planner.verify.wire import dial
+from foreplan.planner.verify.wire import Wire, dial
 
 MakePlan = Callable[..., Plan]
 
@@ -416,6 +416,25 @@ def test_a_host_that_lacks_a_device_is_named_and_one_too_many_is_let_go(
             fleet.pump(5.0)  # the connection; then its message
             with pytest.raises(VerificationError, match="west cannot be west/cpu:threads=1"):
                 fleet.pump(5.0)
+
+
+def test_an_interrupted_leader_says_so_to_the_other_hosts(make_plan: MakePlan) -> None:
+    plan = make_plan()
+    west, _ = plan.cluster.ranks()
+
+    def lead() -> None:
+        with Fleet(plan, [west], (0,), "word", join_timeout_s=30.0) as fleet:
+            wires.append(dial(fleet.endpoint, 5.0))
+            wires[0].send({"hello": "host", "host": "west", "members": [0], "token": "word"})
+            fleet.pump(5.0)  # the connection; then its message
+            fleet.pump(5.0)
+            raise KeyboardInterrupt
+
+    wires: list[Wire] = []
+    with pytest.raises(KeyboardInterrupt):
+        lead()
+    with contextlib.closing(wires[0]) as wire:
+        assert wire.receive(5.0) == {"error": "interrupted"}
 
 
 def test_torchrun_starts_the_ranks(make_plan: MakePlan, tmp_path: Path) -> None:
