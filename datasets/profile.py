@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from foreplan.datasets import latency_range
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.device import Device
 from foreplan.datasets.device_name import DeviceName
@@ -77,6 +78,8 @@ class Row(StrictModel):
         if self.status == "ok":
             if any(t is None for t in times) or not times[0] <= times[1] <= times[2]:  # type: ignore[operator]
                 raise ValueError("low_s, median_s and high_s in this order for a row that is ok")
+            if any(not latency_range.LEAST_S <= t <= latency_range.MOST_S for t in times):  # type: ignore[operator]
+                raise ValueError(latency_range.expected(1.0, "s"))
         elif any(t is not None for t in times):
             raise ValueError("no times for a row that failed")
         return self

@@ -286,6 +286,10 @@ def test_document_round_trips_in_the_same_bytes(tmp_path: Path) -> None:
         ({"rows": [{"op": "add"}]}, r"rows\[0\]"),
         ({"rows": [{**_row(PROGRAMS[0]).model_dump(exclude_none=True), "median_s": -1.0}]}, "med"),
         ({"rows": [{**_row(PROGRAMS[0]).model_dump(exclude_none=True), "low_s": 5.0}]}, "order"),
+        (
+            {"rows": [{**_row(PROGRAMS[0]).model_dump(exclude_none=True), "high_s": 1e300}]},
+            "of 1e-10 to 1e",
+        ),
         ({"rows": [{**_row(PROGRAMS[0]).model_dump(exclude_none=True), "variant": "x"}]}, "STOR"),
         ({"rows": [{**_row(PROGRAMS[0]).model_dump(exclude_none=True), "dims": {"a": 1}}]}, "dims"),
         ({"rows": [_row(PROGRAMS[0]).model_dump(exclude_none=True)] * 2}, "twice"),
