@@ -269,4 +269,7 @@ def _row(row: Any, where: str) -> MeasuredProgram:
         if not latency_range.LEAST_S <= value <= latency_range.MOST_S:
             raise SpecError(f"{where}.{name}", got=value, expected=expected)
         times.append(float(value))
+    median_s, min_s, max_s = times
+    if not min_s <= median_s <= max_s:
+        raise SpecError(where, got=times, expected="min_s <= median_s <= max_s")
     return MeasuredProgram(_get(row, "mod", str, where), f"{where}.mod", *times)

@@ -66,6 +66,7 @@ def test_reads_what_others_wrote(tmp_path: Path, suffix: str, name: str) -> None
         ({"rows": {}}, r":1\.rows"),
         ({"rows": [ROW, {**ROW, "median_s": -1}]}, r"rows\[1\]\.median_s"),
         ({"rows": [{**ROW, "min_s": 1e-300}]}, r"rows\[0\]\.min_s.*of 1e-10 to"),
+        ({"rows": [{**ROW, "min_s": 1e3}]}, r"rows\[0\].*min_s <= median_s <= max_s"),
         ({"rows": [{**ROW, "max_s": "fast"}]}, r"rows\[0\]\.max_s"),
         ({"rows": [{**ROW, "mod": None}]}, r"rows\[0\]\.mod"),
     ],
