@@ -192,6 +192,11 @@ def _shards(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
             continue
         shards = sorted(path.glob("*.parquet"))
+        if not shards and any((path / "shards").glob("*.parquet")):  # see `shard_journal`
+            raise MissingDataError(
+                f"{path} holds a build that was interrupted",
+                fix="the same foreplan dataset build again, which resumes it",
+            )
         if not shards:
             raise MissingDataError(f"no Parquet shards in {path}", fix="foreplan dataset build")
         yield from shards

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foreplan.datasets.tir.records import SCHEMA, ProgramRecord, read_records, write_records
-from foreplan.errors import SpecError
+from foreplan.errors import MissingDataError, SpecError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -57,4 +57,11 @@ def test_a_damaged_shard_is_named(tmp_path: Path, column: str, values: Any, mess
     path = tmp_path / "a.parquet"
     changed(path, column, values)
     with pytest.raises(SpecError, match=f"a.parquet: {message}"):
+        list(read_records(tmp_path))
+
+
+def test_a_build_that_was_interrupted_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    write_records([RECORD], tmp_path / "shards" / "a.parquet")
+    with pytest.raises(MissingDataError, match=f"{tmp_path} holds a build that was interrupted"):
         list(read_records(tmp_path))
