@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from foreplan.cost_models.costs import HostLaunch, Segment, Work
-from foreplan.cost_models.schedule import COMPUTE, Memory, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE, Memory, Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
 

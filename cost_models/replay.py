@@ -51,7 +51,8 @@ from foreplan.cost_models.rates.processor_host import processor_host_s
 from foreplan.cost_models.rates.reuse import pass_waits
 from foreplan.cost_models.replayed_pass import Replay
 from foreplan.cost_models.roofline import RooflineSource
-from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE, HOST, Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.sources.composed import ComposedSource
 from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from foreplan.cost_models.costs import HostLaunch, Work
-from foreplan.cost_models.schedule import COMPUTE, Memory, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE, Memory
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.planner.bubbles.actions import ACTIVATION, ENCODE, ENCODE_BACKWARD, GRADIENT
 from foreplan.planner.bubbles.step_rows import Row, StepRows
 from foreplan.planner.bubbles.task_graph import Task, TaskGraph

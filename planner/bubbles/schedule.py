@@ -10,7 +10,8 @@ lag, as in ``cost_models.pipeline``.
 
 from __future__ import annotations
 
-from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.planner.bubbles.decision import BubblesDecision
 from foreplan.planner.bubbles.rank_writer import RankWriter
 from foreplan.planner.bubbles.step_rows import StepRows

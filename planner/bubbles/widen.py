@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.errors import SpecError
 
 

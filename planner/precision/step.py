@@ -13,13 +13,8 @@ from dataclasses import dataclass
 
 from foreplan.cost_models.costs import Collective, Work
 from foreplan.cost_models.ddp_buckets import GRADIENT_BYTES
-from foreplan.cost_models.schedule import (
-    COMPUTE,
-    Memory,
-    Schedule,
-    ScheduleBuilder,
-    refuse_long,
-)
+from foreplan.cost_models.schedule import COMPUTE, Memory, Schedule, refuse_long
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.spec import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
 

@@ -18,13 +18,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
-from foreplan.cost_models.schedule import (
-    COMPUTE,
-    MOST_ACTIONS,
-    SHARED_PREFIX,
-    Schedule,
-    ScheduleBuilder,
-)
+from foreplan.cost_models.schedule import COMPUTE, MOST_ACTIONS, SHARED_PREFIX, Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.program import Program, Variant
 from foreplan.errors import SpecError

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
-from foreplan.cost_models.schedule import COMPUTE, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.serving.pipeline import TOKEN_BYTES, stage_kernels

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from foreplan.cost_models.schedule import FloatArray, ScheduleBuilder
+from foreplan.cost_models.schedule import FloatArray
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.simulator import Simulator
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import InfeasibleError, SpecError

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from foreplan.cost_models.ranking import Ranking, rank_devices
     from foreplan.cost_models.replay import predict_latency
     from foreplan.cost_models.replayed_pass import Replay
-    from foreplan.cost_models.schedule import Action, Memory, Schedule, ScheduleBuilder
+    from foreplan.cost_models.schedule import Action, Memory, Schedule
+    from foreplan.cost_models.schedule_builder import ScheduleBuilder
     from foreplan.cost_models.simulator import Contention, Simulator, simulate
     from foreplan.cost_models.timeline import Timeline, chrome_trace
     from foreplan.datasets.cluster import Cluster
@@ -166,7 +167,8 @@ _NAMES_OF = {
     "cost_models.ranking": "Ranking rank_devices",
     "cost_models.replay": "predict_latency",
     "cost_models.replayed_pass": "Replay",
-    "cost_models.schedule": "Action Memory Schedule ScheduleBuilder",
+    "cost_models.schedule": "Action Memory Schedule",
+    "cost_models.schedule_builder": "ScheduleBuilder",
     "cost_models.simulator": "Contention Simulator simulate",
     "cost_models.timeline": "Timeline chrome_trace",
     "datasets.cluster": "Cluster",

@@ -1,7 +1,7 @@
 """What the runtime itself costs: actions whose kernels do nothing, on one rank."""
 
 from foreplan.cost_models.costs import HostLaunch
-from foreplan.cost_models.schedule import ScheduleBuilder
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.planner.verify.clock import HostClock
 from foreplan.planner.verify.rank_program import rank_programs
 from foreplan.planner.verify.runtime import Runtime

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import HostLaunch
-from foreplan.cost_models.schedule import Memory, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import Memory, Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 
 RESOURCES = [("compute",), ("compute",), ("send",), ("compute", "send"), ()]
 

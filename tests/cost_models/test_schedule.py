@@ -5,13 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import Copy, HostLaunch, Segment
-from foreplan.cost_models.schedule import (
-    MOST_ACTIONS,
-    Action,
-    Memory,
-    Schedule,
-    ScheduleBuilder,
-)
+from foreplan.cost_models.schedule import MOST_ACTIONS, Action, Memory, Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.errors import SpecError
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import CostBook, HostLaunch, Segment
-from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.simulator import Contention, Simulator, durations, simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import MissingDataError, SpecError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 from foreplan.cost_models.pipeline import given_costs, pipeline_schedule
-from foreplan.cost_models.schedule import COMPUTE, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE, Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.simulator import simulate
 from foreplan.errors import SpecError
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.pipeline import given_costs, pipeline_schedule
-from foreplan.cost_models.schedule import Memory, ScheduleBuilder
+from foreplan.cost_models.schedule import Memory
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.simulator import Contention, Simulator, simulate
 from foreplan.cost_models.timeline import Exposure, Timeline, chrome_trace
 from foreplan.errors import SpecError

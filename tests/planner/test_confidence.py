@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import CostBook, Estimate, Segment
 from foreplan.cost_models.memory import MemoryLedger
-from foreplan.cost_models.schedule import ScheduleBuilder
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.datasets.inline_cluster import parse_devices
 from foreplan.datasets.specs import StrictModel
 from foreplan.planner.api import plan

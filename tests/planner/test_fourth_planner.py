@@ -12,7 +12,7 @@ import torch
 
 from foreplan.cost_models.costs import Collective, Segment
 from foreplan.cost_models.memory import MemoryLedger
-from foreplan.cost_models.schedule import ScheduleBuilder
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.datasets.specs import StrictModel
 from foreplan.planner.base import Bound, Choice, Planner
 

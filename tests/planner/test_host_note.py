@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foreplan.cost_models.costs import Estimate
-from foreplan.cost_models.schedule import ScheduleBuilder
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.datasets.kernels.training_programs import linear_program
 from foreplan.planner.api import load_cluster, plan
 from foreplan.planner.host_note import host_note

@@ -8,7 +8,8 @@ import pytest
 from foreplan.cost_models.costs import Collective, HostLaunch, Segment, Work
 from foreplan.cost_models.rates.gpu_host import HIGH, LOW, SECONDS
 from foreplan.cost_models.rates.usual_host import usual_host_s
-from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.datasets.kernels.training_programs import (
     BACKWARD,
     FORWARD,

@@ -281,7 +281,7 @@ def test_swapped_actions_deadlock_or_are_refused(plan):
 
 
 def test_a_dropped_transfer_is_seen_before_anything_runs(plan):
-    from foreplan.cost_models.schedule import ScheduleBuilder
+    from foreplan.cost_models.schedule_builder import ScheduleBuilder
 
     _, step, found = plan
     schedule = StepSchedule(step, found.decision).build()

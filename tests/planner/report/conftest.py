@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foreplan.cost_models.costs import CostBook, HostLaunch, Segment
-from foreplan.cost_models.schedule import ScheduleBuilder
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.simulator import simulate
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.models.model_zoo import zoo_model

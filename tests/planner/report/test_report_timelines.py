@@ -12,7 +12,7 @@ import pytest
 
 from foreplan.cost_models.costs import CostBook, Segment
 from foreplan.cost_models.pipeline_step import simulate_pipeline
-from foreplan.cost_models.schedule import ScheduleBuilder
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.simulator import simulate
 from foreplan.planner.report.gantt import busy_seconds, gantt_document
 from foreplan.planner.report.trace import render_trace

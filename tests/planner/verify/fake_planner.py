@@ -15,7 +15,8 @@ from typing import Any
 
 from foreplan.cost_models.costs import HostLaunch, Segment, Work
 from foreplan.cost_models.memory import MemoryLedger
-from foreplan.cost_models.schedule import Action, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import Action, Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.datasets.specs import StrictModel
 from foreplan.planner.base import Bound, Choice, Planner, Problem
 

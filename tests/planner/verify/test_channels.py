@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import HostLaunch
-from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.errors import VerificationError
 from foreplan.planner.verify import channels, nccl_channels
 from foreplan.planner.verify.clock import CudaClock

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from foreplan.cost_models.costs import HostLaunch
 from foreplan.cost_models.pipeline import SCHEDULES, pipeline_schedule
-from foreplan.cost_models.schedule import COMPUTE, Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import COMPUTE, Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.errors import SpecError
 from foreplan.planner.verify.rank_program import RankProgram, rank_programs
 

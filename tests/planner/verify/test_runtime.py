@@ -7,7 +7,8 @@ import pytest
 
 from foreplan.cost_models.costs import HostLaunch, Segment
 from foreplan.cost_models.pipeline import pipeline_schedule
-from foreplan.cost_models.schedule import Schedule, ScheduleBuilder
+from foreplan.cost_models.schedule import Schedule
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.simulator import simulate
 from foreplan.errors import VerificationError
 from foreplan.planner.verify.clock import HostClock

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foreplan.cost_models.costs import Collective, Segment
-from foreplan.cost_models.schedule import ScheduleBuilder
+from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.cost_models.timeline import Timeline
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan
