@@ -102,11 +102,11 @@ class BubbleKernels:
         )  # fmt: skip
         self._batches = built.batches
         self._flat, self._stages, self._encoders = built.flat, built.stages, built.encoders
-        self._ops: dict[str, Callable[[Action], None]] = {
+        self._ops: dict[str, Callable[[Action, list[Tensor]], None]] = {
             "F": self._forward, "B": self._backward, "I": self._backward_inputs,
             "W": self._backward_weights, ENCODE: self._encode,
             ENCODE_BACKWARD: self._encode_backward, "tensor": self._await_sum,
-            "optimizer": self._optimize, **dict.fromkeys(self.computes_nothing, lambda _: None),
+            "optimizer": self._optimize, **dict.fromkeys(self.computes_nothing, lambda *_: None),
         }  # fmt: skip
         self._handover = Handover(step, decision, rank, self._device, dtype)
         self._losses: dict[int, Tensor] = {}
@@ -201,10 +201,11 @@ class BubbleKernels:
         recorded = RecordedActions(graphs, self._lanes)
         for action in self._passes():
             sent, losses = self._handover.on_the_way, dict(self._losses)
-            self._await_sum(action)
+            self._await_sum(action, [])
+            taken = self._taken(action)  # what is made here lies outside of the graph
             with torch.autograd.set_multithreading_enabled(False):  # recording is a thread's own
                 recorded.record(
-                    action, partial(self._ops[action.op], action),
+                    action, partial(self._ops[action.op], action, taken),
                     partial(self._left_since, sent, losses),
                 )  # fmt: skip
         self.advance()
@@ -240,7 +241,7 @@ class BubbleKernels:
         """Compute one action."""
         left = None if self._recorded is None else self._recorded.replay(action)
         if left is None:
-            self._ops[action.op](action)
+            self._ops[action.op](action, self._taken(action))
             return
         self._handover.leave(left.handed)
         self._losses.update(left.losses)
@@ -287,18 +288,33 @@ class BubbleKernels:
     def _cuts(self) -> tuple[Cut | Pieces | EncoderStage, ...]:
         return (*self._stages.values(), *self._encoders.values())
 
+    def _taken(self, action: Action) -> list[Tensor]:
+        """What an action starts from: from other actions, or the data of an encoder."""
+        op, number, microbatch = action.op, action.stage, action.microbatch
+        keys: list[Key] = []
+        if op in (ENCODE, ENCODE_BACKWARD):
+            encoder, stage = self._decision.encoder_stage(number)
+            backward = op == ENCODE_BACKWARD
+            if not self._encoders[number].starts(action.step, backward=backward):
+                return []
+            if stage == 0 and not backward:
+                return [self._batches.patches(encoder, microbatch)]
+            keys = [(number, microbatch, 2 * encoder + (GRADIENT if backward else ACTIVATION))]
+        elif action.step > 0:
+            pass  # a later piece
+        elif op == "F" and number == 0:
+            encoders = range(len(self._decision.encoders))
+            keys = [(0, microbatch, 2 * e + ACTIVATION) for e in encoders]
+        elif op == "F":
+            keys = [(number, microbatch, ACTIVATION)]
+        elif op in "BI" and number < len(self._decision.stages) - 1:
+            keys = [(number, microbatch, GRADIENT)]
+        return [self._handover.take(key) for key in keys]
+
     # -------------------------------------------------------------------------------- the backbone
 
-    def _forward(self, action: Action) -> None:
+    def _forward(self, action: Action, inputs: list[Tensor]) -> None:
         stage, microbatch = action.stage, action.microbatch
-        inputs: list[Tensor] = []
-        if action.step > 0:
-            pass  # a later piece
-        elif stage == 0:
-            encoders = range(len(self._decision.encoders))
-            inputs = [self._handover.take((0, microbatch, 2 * e + ACTIVATION)) for e in encoders]
-        else:
-            inputs = [self._handover.take((stage, microbatch, ACTIVATION))]
         cut = self._stages[stage]
         if action.step >= 0 and isinstance(cut, Pieces):
             found = cut.forward_piece(microbatch, action.step, inputs)
@@ -312,17 +328,15 @@ class BubbleKernels:
         else:
             self._handover.give((stage + 1, microbatch, ACTIVATION), made)
 
-    def _backward(self, action: Action) -> None:
-        self._turn_back(action, weights=True)
+    def _backward(self, action: Action, taken: list[Tensor]) -> None:
+        self._turn_back(action, taken, weights=True)
 
-    def _backward_inputs(self, action: Action) -> None:
-        self._turn_back(action, weights=False)
+    def _backward_inputs(self, action: Action, taken: list[Tensor]) -> None:
+        self._turn_back(action, taken, weights=False)
 
-    def _turn_back(self, action: Action, *, weights: bool) -> None:
+    def _turn_back(self, action: Action, taken: list[Tensor], *, weights: bool) -> None:
         stage, microbatch = action.stage, action.microbatch
-        gradient = None
-        if stage < len(self._decision.stages) - 1 and action.step <= 0:
-            gradient = self._handover.take((stage, microbatch, GRADIENT))
+        gradient = next(iter(taken), None)
         cut = self._stages[stage]
         if action.step >= 0 and isinstance(cut, Pieces):
             turned = cut.backward_piece(microbatch, action.step, gradient)
@@ -341,42 +355,35 @@ class BubbleKernels:
                 number = self._decision.stage_number(encoder, len(plan.stages) - 1)
                 self._handover.give((number, microbatch, 2 * encoder + GRADIENT), found[encoder])
 
-    def _backward_weights(self, action: Action) -> None:
+    def _backward_weights(self, action: Action, _: list[Tensor]) -> None:
         self._stages[action.stage].backward_weights(action.microbatch)
 
-    def _await_sum(self, action: Action) -> None:
+    def _await_sum(self, action: Action, _: list[Tensor]) -> None:
         known = self._encoders.get(action.stage, self._stages.get(action.stage))
         if isinstance(known, Pieces | EncoderStage):
             known.wait(action.microbatch)
 
-    def _optimize(self, action: Action) -> None:
+    def _optimize(self, action: Action, _: list[Tensor]) -> None:
         optimize(self._flat.values())
 
     # -------------------------------------------------------------------------------- the encoders
 
-    def _encode(self, action: Action) -> None:
+    def _encode(self, action: Action, taken: list[Tensor]) -> None:
         number, microbatch, unit = action.stage, action.microbatch, action.step
         encoder, stage = self._decision.encoder_stage(number)
-        units, x = self._encoders[number], None
-        if units.starts(unit, backward=False):
-            x = (
-                self._handover.take((number, microbatch, 2 * encoder + ACTIVATION)) if stage > 0
-                else self._batches.patches(encoder, microbatch)
-            )  # fmt: skip
-        made = units.forward(unit, microbatch, x)
+        made = self._encoders[number].forward(unit, microbatch, next(iter(taken), None))
         if made is not None:
             last = stage == len(self._decision.encoders[encoder].stages) - 1
             receiver = 0 if last else number + 1
             self._handover.give((receiver, microbatch, 2 * encoder + ACTIVATION), made)
 
-    def _encode_backward(self, action: Action) -> None:
+    def _encode_backward(self, action: Action, taken: list[Tensor]) -> None:
         number, microbatch, unit = action.stage, action.microbatch, action.step
         encoder, stage = self._decision.encoder_stage(number)
-        units, gradient = self._encoders[number], None
-        if units.starts(unit, backward=True):
-            gradient = self._handover.take((number, microbatch, 2 * encoder + GRADIENT))
+        gradient = next(iter(taken), None)
+        if gradient is not None:
             for receiver in (0, number + 1):
                 self._handover.sent((receiver, microbatch, 2 * encoder + ACTIVATION))
-        found = units.backward(unit, microbatch, gradient)
+        found = self._encoders[number].backward(unit, microbatch, gradient)
         if found is not None and stage > 0:
             self._handover.give((number - 1, microbatch, 2 * encoder + GRADIENT), found)

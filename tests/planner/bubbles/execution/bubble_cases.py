@@ -71,6 +71,7 @@ def decision(
     shuffle: int | None = None,
     tp: int = 1,
     pieces: int | None = None,
+    turn: int = 0,
 ) -> BubblesDecision:
     """A decision with `pipeline_order`'s backbone and encoder work put in by hand.
 
@@ -87,6 +88,7 @@ def decision(
         shuffle: seed of a random choice among all that a rank could do next, instead.
         pieces: seed of a choice of passes that are written piece by piece; units of encoders then
             have their collectives apart.
+        turn: pipelines of an encoder that micro-batches move on by.
     """
     workload = problem.workload
     count = workload.microbatches or 1
@@ -98,7 +100,7 @@ def decision(
         units = sorted({*range(0, 2 * layers, halves), *(2 * cut for cut in cuts)})
         plans.append({
             "name": spec.name, "stages": list(itertools.pairwise(cuts)), "units": units,
-            "ranks": rows, "tp": tp, "slots": [i % len(rows) for i in range(count)],
+            "ranks": rows, "tp": tp, "slots": [(i + turn) % len(rows) for i in range(count)],
         })  # fmt: skip
     virtual = ranks * chunks
     backbone = workload.backbone

@@ -138,7 +138,7 @@ def test_orders_change_between_steps(mode: str, sharded: bool, tmp_path: Path) -
     problem, steps = problem_of(2, **fields), 5
     decisions = [
         cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]], **order)
-        for order in ({"fill": "three-phase"}, {"fill": "fine"}, {"shuffle": 3})
+        for order in ({"fill": "three-phase"}, {"fill": "fine", "turn": 1}, {"shuffle": 3})
     ]
     assert len({decision.orders for decision in decisions}) == len(decisions)
     case = {

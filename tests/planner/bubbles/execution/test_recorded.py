@@ -103,6 +103,27 @@ def test_another_order_is_recorded_anew_and_goes_on_from_the_weights() -> None:
     assert losses[0][0] > losses[0][1] > losses[0][2]
 
 
+def test_another_order_is_recorded_with_its_own_data_and_messages() -> None:
+    problem = cases.problem(2, [VIT])
+    orders = [
+        cases.decision(problem, "1f1b", ranks=2, encoder_ranks=[[[0], [1]]], turn=turn)
+        for turn in range(2)
+    ]
+    kernels = cases.kernels_of(problem, orders[0])
+    for one in kernels:
+        one.record(LoggedGraphs())
+    for order in (orders[0], orders[1], orders[0]):
+        for one in kernels:
+            one.adopt(order)
+        process = OneProcess(cases.schedule_of(problem, order), kernels)
+        for _ in range(2):
+            process.step()
+            agreed = compare_steps(
+                process.result(), reference_step(problem, order, mode="reference")
+            )
+            assert agreed.passed, agreed.details
+
+
 def test_what_cannot_be_recorded_raises_and_leaves_a_rank_as_it_was() -> None:
     class Refusing(LoggedGraphs):
         def record(self, body: Any) -> Any:
