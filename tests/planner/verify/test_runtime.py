@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,23 @@ def runtime(schedule: Schedule, rank: int = 0, **options: Any) -> tuple[Runtime,
     clock = HostClock(len(program.steps))
     channels = Loopback(clock, lost=options.pop("lost", False))
     return Runtime(program, Idle(**options), channels, clock), channels
+
+
+def test_a_run_collects_what_is_young_and_nothing_in_between() -> None:
+    made, _ = runtime(pipeline_schedule("1f1b", stages=2, microbatches=2))
+    seen: list[int] = []
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(info["generation"])
+
+    gc.callbacks.append(look)
+    try:
+        made.execute(lambda: seen.append(-1))
+    finally:
+        gc.callbacks.remove(look)
+    assert seen == [1, -1]  # 2 is all that the process has; -1 is where the ranks meet
+    assert gc.isenabled()
 
 
 def test_waits_come_where_they_are_needed_and_at_the_end() -> None:
