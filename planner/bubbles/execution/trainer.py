@@ -24,7 +24,7 @@ from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.verify.channels import connect
 from foreplan.planner.verify.clock import Clock, CudaClock, HostClock
 from foreplan.planner.verify.connections import Connections
-from foreplan.planner.verify.exchange import exchange
+from foreplan.planner.verify.exchange import exchange, gather
 from foreplan.planner.verify.measured import measured_timeline
 from foreplan.planner.verify.peer_memory import BY_COPY
 from foreplan.planner.verify.rank_program import rank_programs
@@ -82,12 +82,9 @@ class BubbleTrainer:
             VerificationError: a kernel failed, or another process has gone.
         """
         self.kernels.advance()
-        record = self._runtime.execute(dist.barrier)
-        told = exchange([record.start_ns, record.end_ns, list(self.kernels.losses().items())])
-        records = [Record(tuple(start), tuple(end)) for start, end, _ in told]
+        records, loss = self._everyone(self._runtime.execute(dist.barrier))
         timeline = measured_timeline(self._schedule, records, sent_by_copy=self._by_copy)
-        known = {i: loss for _, _, some in told for i, loss in some}
-        return StepReport(sum(known.values()), timeline, self._feed_back(timeline))
+        return StepReport(loss, timeline, self._feed_back(timeline))
 
     def close(self) -> None:
         """Close all connections and leave the run; called by all processes."""
@@ -95,14 +92,31 @@ class BubbleTrainer:
         self._connections.close()
         dist.destroy_process_group()
 
+    def _everyone(self, record: Record) -> tuple[list[Record], float]:
+        """All processes' records, and the step's loss, in one message: a step waits for it."""
+        longest = max(self._counts)
+        stamps = torch.zeros(2, longest, dtype=torch.int64)
+        for row, values in zip(stamps, (record.start_ns, record.end_ns), strict=True):
+            row[: len(values)] = torch.tensor(values)
+        losses = torch.full((self._microbatches,), torch.nan, dtype=torch.float64)
+        for microbatch, loss in self.kernels.losses().items():
+            losses[microbatch] = loss
+        told = gather(torch.cat([stamps.flatten(), losses.view(torch.int64)]))
+        records = []
+        for part, count in zip(told, self._counts, strict=True):
+            start, end = part[: 2 * longest].view(2, longest)[:, :count].tolist()
+            records.append(Record(tuple(start), tuple(end)))
+        known = torch.stack([part[2 * longest :].view(torch.float64) for part in told])
+        return records, float(known.nanmean(0).nansum())
+
     def _feed_back(self, timeline: Timeline) -> bool:
         if not self._adaptive:
             return False
         replanned = None if self._online is None else self._online.observe(timeline)
+        if not any(map(bool, gather(torch.tensor([replanned is not None])))):
+            return False  # as nearly always, and at a message of a byte
         made = exchange(None if replanned is None else replanned.decision.model_dump(mode="json"))
-        new = next((document for document in made if document is not None), None)
-        if new is None:
-            return False
+        new = next(document for document in made if document is not None)
         decision = validate(BubblesDecision, new, "decision")
         self.kernels.adopt(decision)
         self._install(decision)
@@ -113,6 +127,8 @@ class BubbleTrainer:
         self._schedule, _ = BubblesPlanner().real(self._problem, decision)
         programs = rank_programs(self._schedule, ordered=self._backend == "nccl")
         program = programs[self._rank]
+        self._counts = [len(one.steps) for one in programs]
+        self._microbatches = decision.microbatches
         count = len(program.steps)
         clock: Clock = (
             HostClock(count) if self._device.type == "cpu" else CudaClock(count, self._device)
