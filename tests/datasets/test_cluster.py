@@ -64,6 +64,9 @@ def test_link_is_the_narrowest() -> None:
         both.link(0, 5)
     with pytest.raises(MissingDataError, match=r"joins localhost/t4#0 and localhost/t4#1; "):
         cluster(devices=[{"name": "t4", "count": 2}]).link(0, 1)
+    slices = [{"name": "cuda:0/sms=32"}, {"name": "cuda:0/sms=8"}]
+    with pytest.raises(MissingDataError, match=r"at the same time; .* cuda:0/sms=32@a,cuda:0/sm"):
+        cluster(devices=slices).link(0, 1)
 
 
 def test_links_of_a_copy_are_its_own() -> None:
