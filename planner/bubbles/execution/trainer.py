@@ -66,6 +66,8 @@ class BubbleTrainer:
     ) -> None:  # fmt: skip
         self._problem, self._rank, self._timeout_s = problem, rank, timeout_s
         self._online, self._adaptive = online, adaptive
+        if online is not None:
+            online.rehearse()
         gpu = problem.cluster.ranks()[0].name.kind == "cuda"
         self._backend = "nccl" if gpu else "gloo"
         self._device = (

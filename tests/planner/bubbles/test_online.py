@@ -68,6 +68,14 @@ def everything(device: str, factor: float) -> dict[Kind, float]:
     return {(device, op): factor for op in ("F", "B", "encode", "encode_backward")}
 
 
+def test_a_rehearsal_changes_nothing() -> None:
+    online, other = (OnlinePlanner(PROBLEM, DECISION, patience=1) for _ in range(2))
+    online.rehearse()
+    assert (online.decision, online.factors) == (DECISION, {})
+    slow = measured(DECISION, everything(SLOW, 2.0))
+    assert online.observe(slow) == other.observe(slow)
+
+
 def test_a_slow_rank_gets_a_new_order_once_it_has_lasted() -> None:
     online = OnlinePlanner(PROBLEM, DECISION, patience=3)
     slow = everything(SLOW, 2.0)

@@ -23,6 +23,8 @@ class Restless:
     def __init__(self, decisions: list[BubblesDecision]) -> None:
         self.decisions, self.step = decisions, 0
 
+    def rehearse(self) -> None: ...
+
     def observe(self, timeline: Timeline) -> Replanned:
         self.step += 1
         return Replanned(self.decisions[self.step % len(self.decisions)], {}, 1.0, 1.0)
