@@ -265,8 +265,8 @@ class StageWorkspace:
             whole = n * -(-k // GROUP_SIZE["int4"]) * GROUP_SIZE["int4"]
             unpacking = _UNPACKING[variant.storage] * whole + _WORD_PADDING * n
             return max(unpacking, 2 * whole + out)
-        if variant.kernel == "torch.scaled_mm":  # x in fp32, then in fp8
-            return max(5 * rows * k, rows * k + out)
+        if variant.kernel == "torch.scaled_mm":  # x in fp8
+            return rows * k + out
         return out
 
     def _attend(self, now: StagePass, window: int | None) -> int:
