@@ -21,12 +21,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.operators.operator_features import (
-    USUAL_CLOCK_HZ,
-    USUAL_UNITS,
-    Features,
-    features,
-)
+from foreplan.cost_models.operators.idle_kernel import USUAL_CLOCK_HZ
+from foreplan.cost_models.operators.operator_features import USUAL_UNITS, Features, features
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
 from foreplan.datasets.sweeps.operator_table import OperatorTable, texts

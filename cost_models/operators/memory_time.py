@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from foreplan.cost_models.operators.operator_work import OperatorWork
+from foreplan.cost_models.operators.operator_work import OperatorWork, widths
 from foreplan.datasets.sweeps.operator_cases import RECORDED
 from foreplan.datasets.sweeps.operator_table import OperatorTable, includes_launch
 
@@ -44,13 +44,21 @@ def share_from_memory(
     table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
 ) -> Floats:
     """Share of a row's bytes (N,) that no cache keeps from call to call."""
-    products = table.kind == "linear"
+    d, products = table.dims, table.kind == "linear"
     copies = np.where(products, [_copies(name) for name in table.library], 1.0)
     graphs = np.array([not includes_launch(name) for name in table.library])
     # Weights that go round are read in full before the first comes again, so that all of L2 counts.
     held = np.where(graphs & products, 1.0, _HELD)
-    filled = np.nan_to_num(copies * work.bytes / offer["l2"], nan=np.inf)
-    return np.asarray(1 / (1 + (held / np.maximum(filled, 1e-9)) ** 6))
+    cold = np.isinf(copies)
+    weights = np.where(products, d["n"] * d["k"] * widths(table)[1], 0.0)
+    # All else is the same in every call: weights of other calls do not push it out.
+    around = work.bytes + (np.where(cold, 1.0, copies) - 1) * weights
+    of_weights, of_rest = (
+        1 / (1 + (held / np.maximum(np.nan_to_num(filled / offer["l2"], nan=np.inf), 1e-9)) ** 6)
+        for filled in (around, work.bytes)
+    )
+    share = np.nan_to_num(weights / work.bytes)
+    return np.asarray(np.where(cold, 1.0, share * of_weights + (1 - share) * of_rest))
 
 
 def _copies(library: str) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.operators.carried_convolutions import carried
+from foreplan.cost_models.operators.decoding_kernels import HOPPER
 from foreplan.cost_models.operators.device_gate import GateScales, distance, library_distance
 from foreplan.cost_models.operators.launch_head import head
 from foreplan.cost_models.operators.operator_features import Features, features
@@ -192,7 +193,7 @@ def _weights(
     if dtype not in PRECISIONS:
         return []
     found = []
-    for expert, source in _heard(library, dtype, pool):
+    for expert, source in _heard(library, dtype, _alike(device, dtype, pool)):
         away = distance(device, expert.device, scales)
         same = device.chip == expert.device.chip
         away += library_distance(library, source, dtype, scales, same_chip=same)
@@ -207,6 +208,23 @@ def _weights(
     ]  # fmt: skip
     best = max((weight for _, weight in found), default=0.0)
     return own or chip or [pair for pair in found if pair[1] >= 0.02 * best]
+
+
+def _alike(device: Device, dtype: str, pool: Sequence[Expert]) -> Sequence[Expert]:
+    """Experts whose kernels for a data type may be a device's; of one family.
+
+    Where TensorRT-LLM decodes from 8-bit caches, what Hopper does is no hint for others
+    (`decoding_kernels`), nor what others do for Hopper: 16-bit caches say more.
+    """
+    narrow = {name for name, precision in PRECISIONS.items() if precision.weight_bytes < 2}
+    if not pool or pool[0].family != "generation" or dtype not in narrow:
+        return pool
+    found = [e for e in pool if e.dtype not in narrow or _hopper(e.device) == _hopper(device)]
+    return found or pool
+
+
+def _hopper(device: Device) -> bool:
+    return float(device.compute_capability or "nan") == HOPPER
 
 
 def _heard(library: str, dtype: str, pool: Sequence[Expert]) -> list[tuple[Expert, str]]:

@@ -25,6 +25,8 @@ from foreplan.cost_models.operators.attention_scores import score_columns, writt
 from foreplan.cost_models.operators.channel_blocks import channel_block_s
 from foreplan.cost_models.operators.channel_tiles import channel_tile_s
 from foreplan.cost_models.operators.convolution_kernels import beside_s, kernel_columns
+from foreplan.cost_models.operators.decoding_kernels import by_head, decoding_s, is_timed_by_loop
+from foreplan.cost_models.operators.idle_kernel import USUAL_CLOCK_HZ, idle_kernel_s
 from foreplan.cost_models.operators.memory_time import memory_time, share_from_memory
 from foreplan.cost_models.operators.offset_threads import offset_thread_s
 from foreplan.cost_models.operators.operator_work import (
@@ -38,9 +40,11 @@ from foreplan.cost_models.operators.operator_work import (
 )
 from foreplan.cost_models.operators.pool_threads import pool_thread_s
 from foreplan.cost_models.operators.power_limit import paid_flops, sustained_share
+from foreplan.cost_models.operators.prompt_kernels import is_timed_prompt, prompt_s
 from foreplan.cost_models.operators.roofline_columns import collective_columns, layer_columns
 from foreplan.cost_models.operators.rounded_inputs import rounding_s
 from foreplan.cost_models.operators.row_blocks import row_block_s
+from foreplan.cost_models.operators.split_sums import splits_sums
 from foreplan.cost_models.operators.sum_blocks import sum_block_s
 from foreplan.cost_models.operators.tile_times import (
     CHOSEN,
@@ -76,15 +80,11 @@ FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 #: alone; presumably because Winograd's kernels multiply less than is counted.
 _CONV_POWER = 0.5
 
-#: Multiprocessors of a large GPU whose number is not published, and its clock. Assumed.
-USUAL_UNITS, USUAL_CLOCK_HZ = 140.0, 1.8e9
+#: Multiprocessors of a large GPU whose number is not published. Assumed.
+USUAL_UNITS = 140.0
 
 #: Channels of a group from which on a convolution is a product of matrix units. Assumed.
 _MATRIX_CHANNELS = 8
-
-#: Clock cycles of a kernel that does next to nothing: 2.1, 2.8 and 3.7 us on L40S, H100 and A100.
-#: Fitted, one parameter.
-_FIXED_CYCLES = 5400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,9 @@ def features(table: OperatorTable, family: str, tile: NDArray[np.int64] | None =
         columns |= _later(table, family)
         if family in ("context", "generation"):
             columns |= score_columns(table, work, offer, structural)
+        if family == "generation":
+            alone = is_timed_by_loop(table) & by_head(table, work, offer)
+            columns["by_head"] = alone.astype(np.float64)
         if family == "conv":
             columns |= kernel_columns(table, work, offer["l2"], structural)
     values = np.column_stack([np.asarray(column, dtype=np.float32) for column in columns.values()])
@@ -144,8 +147,9 @@ def features(table: OperatorTable, family: str, tile: NDArray[np.int64] | None =
 
 def _bound(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
     """Seconds no kernel can beat: arithmetic at peak, and bytes that no cache can have kept."""
-    missing = np.maximum(1 - np.nan_to_num(offer["l2"] / work.bytes), 0)
-    # Published generation tables read grouped caches at half of their bytes; see `_attention`.
+    # A cache of keys alone is half as large, and heads that share it read it once; `_attention`.
+    half = np.where(is_timed_by_loop(table), 2.0, 1.0)
+    missing = np.maximum(1 - half * np.nan_to_num(offer["l2"] / work.bytes), 0)
     missing = missing * np.where(_grouped(table), 0.5, 1.0)
     # Winograd's F(4x4, 3x3) needs a quarter of the multiplications.
     few = np.isin(table.kind, FAMILIES["conv"])
@@ -247,11 +251,6 @@ def _later(table: OperatorTable, family: str) -> dict[str, Floats]:
     return {name: np.asarray(column, dtype=np.float64) for name, column in asked.items()}
 
 
-def _fixed(offer: Mapping[str, Floats]) -> Floats:
-    """Seconds of a kernel that does next to nothing (N,)."""
-    return _FIXED_CYCLES / np.nan_to_num(offer["clock"], nan=USUAL_CLOCK_HZ)
-
-
 _Block = tuple[dict[str, Floats], Floats]
 
 
@@ -265,14 +264,14 @@ def _product(
     b, m, n, k = d["b"], d["m"], d["n"], d["k"]
     peak = work.peak * sustained_share(work, offer)
     item = Product(
-        b, m, n, k, peak, work.units, work.bandwidth, work.bytes, split=table.kind == "linear"
+        b, m, n, k, peak, work.units, work.bandwidth, work.bytes, split=splits_sums(table)
     )
     if tile is None:
         chosen, compute = dict.fromkeys(CHOSEN, np.full(len(m), np.nan)), best_tile_seconds(item)
     else:
         chosen, compute = chosen_tile(item, tile, widths=widths(table), l2=offer["l2"])
-    structural = _fixed(offer) + np.maximum(compute, memory_time(table, work, offer))
-    structural = structural + rounding_s(table, work)
+    structural = np.maximum(compute, memory_time(table, work, offer)) + rounding_s(table, work)
+    structural = structural + idle_kernel_s(offer["clock"])
     columns = wave_columns(item) | {
         "log_compute_to_roofline": np.log(compute / work.roofline_s),
         "log_m": np.log(m), "log_n": np.log(n), "log_k": np.log(k), "log_b": np.log(b),
@@ -309,8 +308,8 @@ def _conv(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
         "padding": d["padding"], "log_out": np.log(out), "align_cin": alignment(d["cin"]),
         "align_cout": alignment(d["cout"]),
     }  # fmt: skip
-    moving = memory_time(table, work, offer)
-    return columns, _fixed(offer) + np.maximum(compute, moving) + beside_s(table, work, offer["l2"])
+    beside = idle_kernel_s(offer["clock"]) + beside_s(table, work, offer["l2"])
+    return columns, np.maximum(compute, memory_time(table, work, offer)) + beside
 
 
 def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> _Block:
@@ -340,7 +339,8 @@ def _wide(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats])
     threads = pool_thread_s(table, work, clock) + offset_thread_s(table, work, clock)
     beside += np.maximum(threads - memory, 0)
     columns["log_beside"] = np.log1p(np.maximum(beside, 0) / memory)
-    fixed = np.where(d["kernels"] > 0, 0.0, _fixed(offer))  # an update counts its own
+    # An update counts its own kernels.
+    fixed = np.where(d["kernels"] > 0, 0.0, idle_kernel_s(offer["clock"]))
     return columns, fixed + memory + beside
 
 
@@ -358,12 +358,14 @@ def _attention(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Flo
     generation = table.kind == "generation_attention"
     kv_tasks = d["b"] * d["kv_heads"]
     compute = compute * np.where(generation, 1.0, waves * work.units / tasks)
-    # Fitted, one parameter: with grouped heads the tables of all three systems imply half of the
-    # cache's bytes, as if keys and values shared one buffer in the benchmark.
+    # Of other tables than TensorRT-LLM's, whose caches hold keys alone (`decoding_kernels`). Fitted
+    # before that was known.
     memory = memory_time(table, work, offer) * np.where(_grouped(table), 0.55, 1.0)
     fused = np.maximum(np.where(generation, 0, compute), memory)
+    for rows, kernels in ((is_timed_by_loop, decoding_s), (is_timed_prompt, prompt_s)):
+        fused = np.where(rows(table), kernels(table, work, offer), fused)
     written = written_out_s(table, work, offer)
-    structural = _fixed(offer) + np.where(np.isnan(written), fused, written)
+    structural = idle_kernel_s(offer["clock"]) + np.where(np.isnan(written), fused, written)
     columns = {
         "log_b": np.log(d["b"]), "log_queries": np.log(d["queries"]), "log_keys": np.log(d["keys"]),
         "log_heads": np.log(d["heads"]), "log_kv_heads": np.log(d["kv_heads"]),

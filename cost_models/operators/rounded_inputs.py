@@ -1,7 +1,8 @@
 """`rounding_s`: seconds in which a product's inputs are rounded to 8 bits, where a table has them.
 
 The loops of aiconfigurator hand quantised products inputs of 16 bits (``collector/*/
-collect_gemm.py``): those of 8-bit floats are rounded by one kernel, those that SGLang's
+collect_gemm.py``): those of 8-bit floats are rounded by one kernel, but for TensorRT-LLM's with one
+scale for all, which is looked for first (``cudaFp8Utils.cu``); those that SGLang's
 ``int8_scaled_mm`` takes by torch's operators one after another.
 
 Shape legend: ``N`` rows of a table.
@@ -20,11 +21,12 @@ from foreplan.datasets.sweeps.operator_table import OperatorTable
 Floats = NDArray[np.float64]
 
 #: Kernels, and bytes that they move an element, by library and data type. Read in 16 bits and
-#: written in 8; or cast, its magnitude, the largest of a row, that clamped, divided, rounded,
-#: clamped and cast, in fp32 (``theory``).
-_ONE, _BY_TORCH = (1.0, 3.0), (9.0, 47.0)
+#: written in 8; or a zero, the largest of all, that rounding, and the scale's cast; or cast, its
+#: magnitude, the largest of a row, that clamped, divided, rounded, clamped and cast, in fp32
+#: (``theory``).
+_ONE, _BY_LARGEST, _BY_TORCH = (1.0, 3.0), (4.0, 5.0), (9.0, 47.0)
 _KERNELS = MappingProxyType({
-    ("trtllm", "fp8"): _ONE, ("trtllm", "fp8_block"): _ONE, ("sglang", "fp8"): _ONE,
+    ("trtllm", "fp8"): _BY_LARGEST, ("trtllm", "fp8_block"): _ONE, ("sglang", "fp8"): _ONE,
     ("sglang", "fp8_block"): _ONE, ("sglang", "int8_wo"): _BY_TORCH,
 })  # fmt: skip
 #: Seconds of a kernel that does next to nothing in a graph (``measured``, `replayed_kernels`), and

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.lowering.copy_layout import ACROSS, plain_kernel
 from foreplan.cost_models.lowering.gradient_maps import SCANS, WRITES
-from foreplan.cost_models.operators.operator_features import USUAL_CLOCK_HZ, USUAL_UNITS
+from foreplan.cost_models.operators.idle_kernel import USUAL_CLOCK_HZ
+from foreplan.cost_models.operators.operator_features import USUAL_UNITS
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.program import Program

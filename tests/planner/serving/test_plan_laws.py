@@ -60,8 +60,8 @@ def test_no_bound_is_above_what_a_plan_takes(case):
 
 
 def test_devices_that_help_by_the_law_alone_stay_unused():
-    """Few tokens of four requests fill no pipeline: one L4 is as fast as any number, in reality."""
-    workload = {"batch": 4, "prompt_tokens": 64, "new_tokens": 8, "bits": 16}
+    """Few tokens of two requests fill no pipeline: one L4 is as fast as any number, in reality."""
+    workload = {"batch": 2, "prompt_tokens": 64, "new_tokens": 8, "bits": 16}
     found = [
         foreplan.plan("serving", "llama-3.2-1b", devices, workload, costs="predicted")
         for devices in ("l4", "4xl4")
