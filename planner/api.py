@@ -35,6 +35,7 @@ from foreplan.planner.plan import (
     Rejected,
     VerifyHints,
 )
+from foreplan.planner.planned_for import planned_for
 from foreplan.planner.predict import Forecast
 from foreplan.planner.registry import planner as find_planner
 from foreplan.planner.times import Times
@@ -208,10 +209,10 @@ def plan(
         say("deciding again with each binding limit relaxed")
         eased = what_if(chosen, problem, decision, predicted, forecast.total_s)
     cuda = all(rank.kernel_kind == "cuda" for rank in where.ranks())
-    return Plan(
+    made = Plan(
         kind=kind,
         model=described,
-        cluster=where,
+        cluster=where.rebase(folder, Path()),  # as the plan's other paths, from the current folder
         workload=problem.workload.model_dump(mode="json"),
         decision=decision.model_dump(mode="json"),
         predicted=predicted,
@@ -246,6 +247,8 @@ def plan(
             source_share=forecast.source_share(), profiles=profiles.digests(), decided=decided,
         ),
     )  # fmt: skip
+    kept = made.provenance.model_copy(update={"planned_for": planned_for(made)})
+    return made.model_copy(update={"provenance": kept})
 
 
 def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:

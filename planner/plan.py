@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.memory import show_bytes
@@ -26,6 +26,14 @@ from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.document import document_json, read_document
 from foreplan.planner.pace import RankPace
+from foreplan.planner.plan_paths import (
+    opened,
+    with_paths,
+    with_profiles,
+    without_folders,
+    written,
+)
+from foreplan.planner.planned_for import check_planned_for
 from foreplan.planner.prediction import ROUNDING, Prediction, Share
 from foreplan.planner.times import Times
 
@@ -170,6 +178,8 @@ class Provenance(StrictModel):
         profiles: hash of each profile that was used, by device.
         decided: what each source of costs that was asked decided, ``costs`` and those beside it:
             ``chosen``, or the name of an alternative or of a rejected decision.
+        planned_for: fingerprints of what the prediction belongs to, by part of the plan, see
+            `foreplan.planner.planned_for`; none in plans of early versions.
     """
 
     foreplan: str
@@ -178,6 +188,8 @@ class Provenance(StrictModel):
     source_share: dict[str, Share] = Field(default_factory=dict)
     profiles: dict[str, str] = Field(default_factory=dict)
     decided: dict[str, str] = Field(default_factory=dict)
+    # Where there is none it is not written: runs know plans of early versions by their bytes.
+    planned_for: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
 
 class Plan(StrictModel):
@@ -216,6 +228,8 @@ class Plan(StrictModel):
     verify: VerifyHints
     assumptions: tuple[str, ...] = ()
     provenance: Provenance
+    # Of the document, of a plan of an early version with profiles.
+    _folder: str = PrivateAttr(default=".")
 
     @field_validator("alternatives")
     @classmethod
@@ -248,22 +262,44 @@ class Plan(StrictModel):
 
     __str__ = __repr__
 
-    def to_json(self) -> str:
-        """The document, keys in the fields' order, with a final newline."""
-        return document_json(self)
+    def to_json(self, folder: str | os.PathLike[str] | None = None) -> str:
+        """The document, keys in the fields' order, with a final newline.
+
+        Args:
+            folder: that the document is for, and its relative paths start from; the current one if
+                left out.
+        """
+        return document_json(self if folder is None else self.written_for(folder))
+
+    def written_for(self, folder: str | os.PathLike[str]) -> Plan:
+        """The plan with paths as a document in ``folder`` has them."""
+        if not self.provenance.planned_for:  # an early version's: its other paths are the user's
+            return with_profiles(self, written(folder))
+        return with_paths(self, written(folder))
+
+    def read_from(self, folder: str | os.PathLike[str]) -> Plan:
+        """The plan of a document in ``folder``, with paths from the current folder."""
+        if self.provenance.planned_for:
+            return with_paths(self, opened(folder))
+        found = with_profiles(self, opened(folder))
+        if found != self:
+            found._folder = os.path.realpath(folder)
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the document; never half of it.
+        """Write the document; never half of it. Its paths then start from its own folder.
 
         Raises:
             SpecError: the path cannot be written.
         """
-        write_atomically(path, self.to_json())
+        write_atomically(path, self.to_json(Path(path).parent))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the document; what a verification refers to."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of the document wherever its files lie; what a verification refers to."""
+        early = not self.provenance.planned_for  # runs of these know the document's own bytes
+        here = self.written_for(self._folder) if early else without_folders(self)
+        return hashlib.sha256(here.to_json().encode()).hexdigest()
 
     def to_frame(self) -> pd.DataFrame:
         """One row a rank: device, where its time goes in seconds, memory in bytes."""
@@ -315,8 +351,13 @@ class Plan(StrictModel):
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan and check it, its workload and its decisions.
 
+    Relative paths of the document start from its own folder; those of the plan start from the
+    current one, as the caller's own do. In plans of early versions, which keep no fingerprints,
+    that holds for profiles alone, and other paths are left as they are.
+
     Raises:
-        SpecError: no such file, a truncated or hand-edited document, another schema version, a kind
+        SpecError: no such file, a truncated or hand-edited document, one whose model, cluster,
+            workload or decision was edited after the prediction, another schema version, a kind
             that is not installed, a decision that its planner does not accept, or whose devices,
             layers or kernels are not those of the plan's cluster and model, or whose run takes
             another number of processes than the plan says.
@@ -345,7 +386,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             )  # fmt: skip
     except SpecError as error:
         raise _of_another_version(error, document) from error
-    return plan
+    check_planned_for(plan, where)
+    return plan.read_from(Path(path).parent)
 
 
 def _of_another_version(error: SpecError, document: dict[str, Any]) -> SpecError:

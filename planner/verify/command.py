@@ -96,8 +96,8 @@ def verify_command(
         run = verify(
             plan, rounds=rounds, thorough=thorough, tolerance=tolerance, only=only,
             rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, progress=say,
-            costs=_costs(plan, path.parent) if thorough else None,
-            trust_paths=True,  # as checked above, with the costs
+            costs=_costs(plan) if thorough else None,
+            folder=path.parent, trust_paths=True,  # as checked above, with the costs
         )  # fmt: skip
         if run.document is not None:
             run.document.save(output)
@@ -119,11 +119,11 @@ def verify_command(
     return 0 if run.document.passed else VerificationError.exit_code
 
 
-def _costs(plan: Plan, folder: Path) -> CostBook:
-    """The cost book that the plan was made with; profile paths start from the plan's folder."""
+def _costs(plan: Plan) -> CostBook:
+    """The cost book that the plan was made with."""
     chosen = planner(plan.kind)
     given = chosen.given(problem_of(plan, chosen).workload)
-    profiles = Profiles.of(plan.cluster, folder)
+    profiles = Profiles.of(plan.cluster, Path())
     return cost_book(
         plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs), given=given,
         issued=chosen.issues,

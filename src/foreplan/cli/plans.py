@@ -99,7 +99,7 @@ def plan_command(
         output=output, console=console(),
     )  # fmt: skip
     if as_json:
-        print(made.to_json(), end="")
+        print(made.to_json(output.parent), end="")
         return
     from foreplan.planner.report.tables import plan_tables
 
