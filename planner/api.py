@@ -8,6 +8,7 @@ decision and the plan says so.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,26 @@ def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tup
             fix="give its first part" if pair else None,
         )  # fmt: skip
     if isinstance(source, Path) or source.lower().endswith((".yaml", ".yml", ".json")):
+        if not os.path.exists(source):
+            _refuse_inline(str(source))
         return Cluster.load(source), Path(source).parent
     return parse_devices(source, where), Path()
+
+
+def _refuse_inline(text: str) -> None:
+    """Say so where what should be a cluster's file is devices by name.
+
+    Raises:
+        SpecError: it is.
+    """
+    try:
+        parse_devices(text, "cluster")
+    except SpecError:
+        return
+    raise SpecError(
+        "--cluster", got=text, expected="a file, and there is none of that name",
+        fix=f"devices by their names are --devices {text}",
+    )  # fmt: skip
 
 
 def _costs_of(chosen: Planner[Any, Any], word: str, where: str) -> str:

@@ -100,6 +100,10 @@ def _sort(path: str | os.PathLike[str]) -> str:
             os.fspath(path), got=Words("a folder"), expected=wanted,
             fix=None if inside is None else f"such as {inside}",
         )  # fmt: skip
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise SpecError(
+            os.fspath(path), got=Words("a pipe"), expected=f"a file, which is read twice: {wanted}"
+        )
     try:
         schema = load_document(path).get("schema")
     except SpecError as error:
@@ -135,8 +139,9 @@ def _plans(a: Plan, b: Plan) -> Sections:
         "inputs": differ(_inputs(a), _inputs(b)),
         "provenance": [
             *differ(
-                leaves(a.provenance.model_dump(mode="json")),
-                leaves(b.provenance.model_dump(mode="json")),
+                # Of what it was planned for, the sections above say what differs.
+                leaves(a.provenance.model_dump(mode="json", exclude={"planned_for"})),
+                leaves(b.provenance.model_dump(mode="json", exclude={"planned_for"})),
             ),
             *_lines("assumption", a.assumptions, b.assumptions),
         ],

@@ -27,6 +27,7 @@ from foreplan.planner.base import Problem
 from foreplan.planner.document import document_json, read_document
 from foreplan.planner.pace import RankPace
 from foreplan.planner.plan_paths import (
+    folder_of,
     opened,
     with_paths,
     with_profiles,
@@ -240,7 +241,7 @@ class Plan(StrictModel):
         Raises:
             SpecError: the path cannot be written.
         """
-        write_atomically(path, self.to_json(Path(path).parent))
+        write_atomically(path, self.to_json(folder_of(path)))
 
     @property
     def digest(self) -> str:
@@ -335,7 +336,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     except SpecError as error:
         raise _of_another_version(error, document) from error
     check_planned_for(plan, where)
-    return plan.read_from(Path(path).parent)
+    return plan.read_from(folder_of(path))
 
 
 def _of_another_version(error: SpecError, document: dict[str, Any]) -> SpecError:

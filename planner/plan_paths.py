@@ -72,6 +72,16 @@ def without_folders(plan: Plan) -> Plan:
     return with_paths(plan, lambda path: PurePath(path).name)
 
 
+def folder_of(path: str | os.PathLike[str]) -> Path:
+    """The folder that a document's paths start from: that of its file, behind any link to it.
+
+    A pipe lies nowhere; a document that comes or goes through one starts from the current folder.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        return Path()
+    return Path(os.path.realpath(path)).parent
+
+
 def opened(folder: str | os.PathLike[str]) -> Change:
     """How a path of a document becomes one from the current folder.
 

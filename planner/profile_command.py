@@ -35,7 +35,7 @@ from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profile_grid import ProfileGrid
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
-from foreplan.planner.fit_command import FittedDevice, fit_line
+from foreplan.planner.fit_command import FittedDevice, check_count, fit_line
 from foreplan.planner.fit_to_plan import Job, fit_to_plan
 from foreplan.planner.host_together import together
 from foreplan.planner.load_workload import load_workload
@@ -94,6 +94,8 @@ def profile_host(
         if device.kind == "zoo":
             raise SpecError("DEVICE", got=str(device), expected="a device here: cpu:... or cuda:N")
     check_host(host, "--host")
+    if tasks is not None:
+        check_count(tasks)
     caps = _caps(memory, devices)
     described = {"devices": _entries(devices, caps, host)}
     # What cannot be written is refused before it is measured.

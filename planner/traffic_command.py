@@ -10,6 +10,7 @@ from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.plan import decision_of, load_plan
+from foreplan.planner.plan_paths import folder_of
 from foreplan.planner.registry import planner
 from foreplan.planner.serving.replica_spec import ReplicasDecision
 from foreplan.planner.serving.spec import ServingDecision
@@ -79,7 +80,7 @@ def simulate_traffic(
     bare = problem_of(plan, planner(plan.kind))
     cluster = plan.cluster
     if folder is not None:  # as in the document, but from there
-        cluster = cluster.rebase(Path(), path.parent)
+        cluster = cluster.rebase(Path(), folder_of(path))
     profiles = Profiles.of(cluster, folder or Path())
     costs = cost_book(plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs))
     problem: Problem[Any] = Problem(bare.model, bare.cluster, bare.workload, costs, bare.seed)

@@ -49,6 +49,11 @@ def err(monkeypatch, capsys, tmp_path):
         (("devices", ""), "device: got '', expected a device of the zoo"),
         ((*EVALUATE, "--format", "neusigt"), "did you mean neusight?"),
         ((*EVALUATE,), "mine.csv: got 'JSON', expected a CSV or Parquet file"),
+        (("predict", "", "-d", "t4"), "model: got '', expected a folder, or a name of the zoo"),
+        (("plan", "serving", "-m", "gpt2", "-d", "t4", "-w", "batch=4;prompt_tokens=3"),
+         "fields go apart by commas, as in batch=4,prompt_tokens=64"),
+        (("plan", "serving", "-m", "tiny-llama-random", "-c", "2xt4"),
+         "expected a file, and there is none of that name; devices by their names are --devices"),
         (("profile", "-w", "batch=1"), "--workload: got 'batch=1', expected --model with it"),
         (("evaluate", "-m", "pretrained:programs", "--data", "mine.csv"),
          "expected measured programs (a folder that 'dataset build' wrote, or --format tir-jsonl), "

@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 from datetime import timedelta
-from pathlib import Path
 
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.plan_paths import folder_of
 
 _SEATED = "FOREPLAN_VERIFY_SEATED"
 _KEY = "foreplan/leader"
@@ -40,7 +40,7 @@ def run_under_torchrun(
 
     plan = load_plan(path)
     if not trust_paths:
-        check_paths(plan, Path(path).parent, profiles=False)
+        check_paths(plan, folder_of(path), profiles=False)
     rank, world = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
     members = plan_ranks(plan)
     if world != len(members):
@@ -59,7 +59,7 @@ def run_under_torchrun(
     host = "127.0.0.1" if one_host else os.environ["MASTER_ADDR"]
     endpoint = _agree_on_endpoint(rank, world, (host, port))
     try:
-        Supervisor(endpoint, members[rank].index, token, Path(path).parent).run()
+        Supervisor(endpoint, members[rank].index, token, folder_of(path)).run()
     except BaseException:
         if leader:
             os.kill(leader, signal.SIGKILL)
@@ -95,7 +95,7 @@ def _fork_leader(
                 stream.write(f"{port}\n")
 
         run = verify(
-            plan, rounds=rounds, tolerance=tolerance, progress=_say, folder=Path(path).parent,
+            plan, rounds=rounds, tolerance=tolerance, progress=_say, folder=folder_of(path),
             trust_paths=True,  # checked
             started_by_torchrun=("127.0.0.1" if one_host else "", listening),
         )  # fmt: skip

@@ -24,7 +24,7 @@ from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner
 from foreplan.planner.plan import Plan, load_plan
-from foreplan.planner.plan_paths import check_there
+from foreplan.planner.plan_paths import check_there, folder_of
 from foreplan.planner.planned_for import check_actions, check_planned_for
 from foreplan.planner.registry import planner as find_planner
 from foreplan.planner.times import Times
@@ -132,7 +132,7 @@ def verify(
     if isinstance(only, str):
         only = (only,)
     if not isinstance(plan, Plan):
-        folder = Path(plan).parent if folder is None else folder
+        folder = folder_of(plan) if folder is None else folder
         plan = load_plan(plan)
     if not trust_paths:
         # Of its profiles the caller has made the costs.

@@ -1,6 +1,7 @@
 """Every path of a plan starts from the plan's own folder, wherever it is read and moved to."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -119,6 +120,20 @@ def test_a_plan_of_an_early_version_is_read_as_it_was(job, tmp_path, monkeypatch
     assert load_plan(path).digest == digest
     with pytest.raises(SpecError, match="the current folder"):
         foreplan.verify(path)
+
+
+def test_a_link_is_to_its_file_and_a_pipe_lies_nowhere(job, tmp_path, monkeypatch):
+    monkeypatch.chdir(job)
+    _plan("-o", "out/plan.json")
+    wanted = _paths(load_plan("out/plan.json"))
+    (tmp_path / "link.json").symlink_to(job / "out" / "plan.json")
+    assert _paths(load_plan(tmp_path / "link.json")) == wanted
+    made = foreplan.plan("serving", "model", "2xt4", WORKLOAD, costs="roofline")
+    read, write = os.pipe()
+    os.write(write, made.to_json().encode()[:60_000])
+    os.close(write)
+    assert load_plan(f"/dev/fd/{read}").model.path == "model"
+    os.close(read)
 
 
 def test_an_export_finds_the_model_from_its_own_folder(job, monkeypatch):
