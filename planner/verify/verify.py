@@ -125,9 +125,13 @@ def verify(
         VerificationError: the chosen plan could not be run; names rank, device and reason.
     """
     say = progress or (lambda text: None)
+    if not isinstance(plan, (Plan, str, os.PathLike)):  # from a notebook, unseen by a type checker
+        raise SpecError("plan", got=plan, expected="a Plan, or its file")
     if not isinstance(rounds, int) or rounds < 1:
         raise SpecError("rounds", got=rounds, expected="a whole number, at least 1")
-    if tolerance is not None and not 0 <= tolerance < math.inf:
+    if tolerance is not None and not (
+        isinstance(tolerance, int | float) and 0 <= tolerance < math.inf
+    ):
         raise SpecError("--tolerance", got=tolerance, expected="a share of at least 0, as 0.1")
     if isinstance(only, str):
         only = (only,)
