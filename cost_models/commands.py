@@ -44,7 +44,7 @@ def evaluate_file(
         MissingDataError: the model is not there.
     """
     programs = holds_programs(data, format_name)
-    _refuse_other_data(model, data, programs)
+    _refuse_other_data(model, data, programs, format_name)
     if programs:
         return evaluate_program_files(
             model, [data], format_name, device=device, device_files=device_files
@@ -56,7 +56,7 @@ def evaluate_file(
     return {"model": model, "format": format_name, **evaluate(load_operator_model(model), table)}
 
 
-def _refuse_other_data(model: str, data: Path, programs: bool) -> None:
+def _refuse_other_data(model: str, data: Path, programs: bool, format_name: str) -> None:
     """Refuse data that a model does not predict, before its columns are asked about.
 
     Raises:
@@ -72,8 +72,9 @@ def _refuse_other_data(model: str, data: Path, programs: bool) -> None:
     operators = "measured operators (a table, see --format)"
     scheduled = "measured programs (a folder that 'dataset build' wrote, or --format tir-jsonl)"
     wanted, sort = (operators, "programs") if programs else (scheduled, "ops")
+    shown = str(data) if format_name == "foreplan" else f"{data} --format {format_name}"
     raise SpecError(
-        "--data", got=str(data), expected=f"{wanted}, which {model} predicts",
+        "--data", got=shown, expected=f"{wanted}, which {model} predicts",
         fix=f"for this data use -m pretrained:{sort}",
     )  # fmt: skip
 
