@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foreplan.cost_models.model_store import CARD
+from foreplan.cost_models.model_store import CARD, model_folder, read_card
 from foreplan.cost_models.programs.program_commands import (
     evaluate_program_files,
     holds_programs,
@@ -43,7 +43,9 @@ def evaluate_file(
         SpecError: a bad file, format or device.
         MissingDataError: the model is not there.
     """
-    if holds_programs(data, format_name):
+    programs = holds_programs(data, format_name)
+    _refuse_other_data(model, data, programs, format_name)
+    if programs:
         return evaluate_program_files(
             model, [data], format_name, device=device, device_files=device_files
         )
@@ -52,6 +54,29 @@ def evaluate_file(
 
     table = read_operators(data, format_name, device=device, devices=own_figures(device_files))
     return {"model": model, "format": format_name, **evaluate(load_operator_model(model), table)}
+
+
+def _refuse_other_data(model: str, data: Path, programs: bool, format_name: str) -> None:
+    """Refuse data that a model does not predict, before its columns are asked about.
+
+    Raises:
+        MissingDataError: no such shipped model.
+        SpecError: no such model, no such file, or one of the other sort.
+    """
+    from foreplan.cost_models.operators.baselines import BASELINES
+
+    if model in BASELINES or not data.exists():  # the one is of both; the other is told by readers
+        return
+    if (read_card(model_folder(model)).get("kind") == "programs") == programs:
+        return
+    operators = "measured operators (a table, see --format)"
+    scheduled = "measured programs (a folder that 'dataset build' wrote, or --format tir-jsonl)"
+    wanted, sort = (operators, "programs") if programs else (scheduled, "ops")
+    shown = str(data) if format_name == "foreplan" else f"{data} --format {format_name}"
+    raise SpecError(
+        "--data", got=shown, expected=f"{wanted}, which {model} predicts",
+        fix=f"for this data use -m pretrained:{sort}",
+    )  # fmt: skip
 
 
 def train_files(

@@ -52,8 +52,9 @@ def model_folder(name_or_path: str | os.PathLike[str]) -> Path:
     folder = path.parent if path.name == "card.json" else path
     if not (folder / "card.json").is_file():
         raise SpecError(
-            "trained model", got=text, expected="pretrained:NAME or a trained model's folder"
-        )
+            "trained model", got=text,
+            expected="pretrained:ops, pretrained:programs or a trained model's folder",
+        )  # fmt: skip
     return folder
 
 

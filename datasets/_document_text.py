@@ -225,7 +225,14 @@ def parse_yaml(text: str, where: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = where if mark is None else f"{where}: line {mark.line + 1}"
-        got = error.problem or error.context or "a syntax error"
+        problem = error.problem or error.context
+        twice = isinstance(error, yaml.constructor.ConstructorError)  # what we say ourselves
+        got = problem if twice and problem else f"a syntax error ({problem or 'no reason given'})"
         raise SpecError(place, got=Words(got), expected="YAML, each key once") from error
+    except yaml.reader.ReaderError as error:
+        raise SpecError(
+            where, got=Words(f"bytes that no text has ({error.reason}, at {error.position})"),
+            expected="YAML",
+        ) from error  # fmt: skip
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(where, got=Words(error), expected="YAML") from error

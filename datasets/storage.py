@@ -152,7 +152,10 @@ def refuse_unwritable(output: str | os.PathLike[str]) -> None:
         else None
     )  # fmt: skip
     if wrong is not None:
-        raise SpecError(str(output), got=wrong, expected="a path that can be written")
+        raise SpecError(
+            str(output), got=wrong, expected="a path that can be written",
+            fix=None if folder.exists() else f"make the folder {folder} first",
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

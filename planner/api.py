@@ -8,6 +8,7 @@ decision and the plan says so.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from foreplan.planner.plan import (
     Rejected,
     VerifyHints,
 )
+from foreplan.planner.planned_for import planned_for
 from foreplan.planner.predict import Forecast
 from foreplan.planner.registry import planner as find_planner
 from foreplan.planner.times import Times
@@ -67,8 +69,26 @@ def load_cluster(source: str | Path | Cluster, *, where: str = "cluster") -> tup
             fix="give its first part" if pair else None,
         )  # fmt: skip
     if isinstance(source, Path) or source.lower().endswith((".yaml", ".yml", ".json")):
+        if not os.path.exists(source):
+            _refuse_inline(str(source))
         return Cluster.load(source), Path(source).parent
     return parse_devices(source, where), Path()
+
+
+def _refuse_inline(text: str) -> None:
+    """Say so where what should be a cluster's file is devices by name.
+
+    Raises:
+        SpecError: it is.
+    """
+    try:
+        parse_devices(text, "cluster")
+    except SpecError:
+        return
+    raise SpecError(
+        "--cluster", got=text, expected="a file, and there is none of that name",
+        fix=f"devices by their names are --devices {text}",
+    )  # fmt: skip
 
 
 def _costs_of(chosen: Planner[Any, Any], word: str, where: str) -> str:
@@ -208,10 +228,10 @@ def plan(
         say("deciding again with each binding limit relaxed")
         eased = what_if(chosen, problem, decision, predicted, forecast.total_s)
     cuda = all(rank.kernel_kind == "cuda" for rank in where.ranks())
-    return Plan(
+    made = Plan(
         kind=kind,
         model=described,
-        cluster=where,
+        cluster=where.rebase(folder, Path()),  # as the plan's other paths, from the current folder
         workload=problem.workload.model_dump(mode="json"),
         decision=decision.model_dump(mode="json"),
         predicted=predicted,
@@ -246,6 +266,8 @@ def plan(
             source_share=forecast.source_share(), profiles=profiles.digests(), decided=decided,
         ),
     )  # fmt: skip
+    kept = made.provenance.model_copy(update={"planned_for": planned_for(made)})
+    return made.model_copy(update={"provenance": kept})
 
 
 def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:

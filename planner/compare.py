@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from foreplan.datasets._document_text import Words
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.specs import load_document
 from foreplan.errors import SpecError
@@ -75,13 +76,14 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
     sorts = [_sort(path) for path in (a, b)]
     if sorts[0] != sorts[1]:
         raise SpecError(
-            os.fspath(b), got=f"a {sorts[1]}", expected=f"a {sorts[0]}, as {os.fspath(a)} is"
-        )
+            os.fspath(b), got=Words(f"a {sorts[1]}"),
+            expected=f"a {sorts[0]}, as {os.fspath(a)} is",
+        )  # fmt: skip
     load, sections = _SORTS[sorts[0]]
     first, second = load(a), load(b)
     if sorts[0] != "profile" and first.kind != second.kind:
         raise SpecError(
-            os.fspath(b), got=f"a {sorts[0]} of kind {second.kind}",
+            os.fspath(b), got=Words(f"a {sorts[0]} of kind {second.kind}"),
             expected=f"one of kind {first.kind}, as {os.fspath(a)} is",
         )  # fmt: skip
     found = {name: tuple(differences) for name, differences in sections(first, second).items()}
@@ -91,12 +93,28 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
 
 
 def _sort(path: str | os.PathLike[str]) -> str:
-    schema = load_document(path).get("schema")
+    wanted = f"a {', a '.join(list(_SORTS)[:-1])} or a {list(_SORTS)[-1]}, two of one sort"
+    if Path(path).is_dir():
+        inside = next((str(each) for each in sorted(Path(path).glob("*.json"))), None)
+        raise SpecError(
+            os.fspath(path), got=Words("a folder"), expected=wanted,
+            fix=None if inside is None else f"such as {inside}",
+        )  # fmt: skip
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise SpecError(
+            os.fspath(path), got=Words("a pipe"), expected=f"a file, which is read twice: {wanted}"
+        )
+    try:
+        schema = load_document(path).get("schema")
+    except SpecError as error:
+        raise SpecError(error.where, got=error.got, expected=wanted, fix=error.fix) from error
     for sort in _SORTS:
         if isinstance(schema, str) and schema.startswith(f"foreplan.{sort}/"):
             return sort
+    if schema is None:
+        raise SpecError(os.fspath(path), got=Words("a document without a schema"), expected=wanted)
     known = ", ".join(f"foreplan.{sort}/1" for sort in _SORTS)
-    raise SpecError(f"{Path(path).name}: schema", got=schema, expected=f"one of {known}")
+    raise SpecError(f"{os.fspath(path)}: schema", got=schema, expected=f"one of {known}")
 
 
 Sections = dict[str, list[Difference]]
@@ -121,8 +139,9 @@ def _plans(a: Plan, b: Plan) -> Sections:
         "inputs": differ(_inputs(a), _inputs(b)),
         "provenance": [
             *differ(
-                leaves(a.provenance.model_dump(mode="json")),
-                leaves(b.provenance.model_dump(mode="json")),
+                # Of what it was planned for, the sections above say what differs.
+                leaves(a.provenance.model_dump(mode="json", exclude={"planned_for"})),
+                leaves(b.provenance.model_dump(mode="json", exclude={"planned_for"})),
             ),
             *_lines("assumption", a.assumptions, b.assumptions),
         ],

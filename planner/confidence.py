@@ -25,8 +25,8 @@ import numpy as np
 
 from foreplan.cost_models.schedule import FloatArray
 from foreplan.planner.base import Planner, Problem
-from foreplan.planner.plan import Confidence, Measurement
 from foreplan.planner.predict import Forecast, Group
+from foreplan.planner.sureness import Confidence, Measurement
 
 #: Draws, fewer for long schedules, so that confidence costs less than the plan.
 DRAWS, FEWEST, ACTIONS = 256, 64, 2_000_000

@@ -56,8 +56,7 @@ class FittedDevice:
             SpecError: fewer than two tasks asked for, or a file that cannot be read or written.
             MissingDataError: the device cannot be measured here.
         """
-        if count < 2:
-            raise SpecError("--tasks", got=count, expected="at least 2")
+        check_count(count)
         figures = Profile.load(self.path) if self.path.exists() else self.measure(())
         earlier = self._of(figures)
         chosen = choose_tasks(
@@ -96,6 +95,16 @@ class FittedDevice:
         mine, its = profile.device, fit.device
         same = (its.name, its.chip, its.isa) == (mine.name, mine.chip, mine.isa)
         return fit if same and dict(fit.software) == dict(profile.software) else None
+
+
+def check_count(count: int) -> None:
+    """Refuse a number of tasks that nothing can be fitted to.
+
+    Raises:
+        SpecError: fewer than two.
+    """
+    if count < 2:
+        raise SpecError("--tasks", got=count, expected="at least 2")
 
 
 def importance(programs: Sequence[Program], device: Device) -> NDArray[np.float64]:

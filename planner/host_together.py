@@ -126,11 +126,13 @@ def together(
         "host": host,
         "software": dict(profiles[devices[0]].software),
         "links": way,
+        "chips": [profiles[device].device.chip for device in devices],
     }
+    early = {name: value for name, value in key.items() if name != "chips"}
     known: dict[str, Any] = {"of": key, "tiers": None if linked else []}
     if path.exists():
         document = load_document(path)
-        known = document if document.get("of") == key else known
+        known = document if document.get("of") in (key, early) else known
     if not isinstance(known.get("tiers"), list):
         with told_step(console, "measuring links"):
             tier = measure_links(devices).tier((host,), "host", f"{way}, among ranks of the host")

@@ -13,6 +13,7 @@ from foreplan.planner.registry import planner as find_planner
 
 #: How `_inline` reads a list.
 _LISTED = "items of a list go apart by +, as in bits=16+8"
+_APART = "fields go apart by commas, as in batch=4,prompt_tokens=64"
 
 
 def load_workload(
@@ -44,11 +45,10 @@ def load_workload(
         try:
             return validate(model, chosen.completed(_inline(text)), "--workload")
         except SpecError as error:
-            if error.expected != "a list":
+            fix = _LISTED if error.expected == "a list" else _APART if ";" in text else None
+            if fix is None:
                 raise
-            raise SpecError(
-                error.where, got=error.got, expected=error.expected, fix=_LISTED
-            ) from error
+            raise SpecError(error.where, got=error.got, expected=error.expected, fix=fix) from error
     return validate(model, chosen.completed(load_document(text)), Path(text).name)
 
 

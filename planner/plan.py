@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.memory import show_bytes
@@ -26,7 +26,17 @@ from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.document import document_json, read_document
 from foreplan.planner.pace import RankPace
+from foreplan.planner.plan_paths import (
+    folder_of,
+    opened,
+    with_paths,
+    with_profiles,
+    without_folders,
+    written,
+)
+from foreplan.planner.planned_for import check_planned_for
 from foreplan.planner.prediction import ROUNDING, Prediction, Share
+from foreplan.planner.sureness import Confidence
 from foreplan.planner.times import Times
 
 if TYPE_CHECKING:
@@ -89,59 +99,6 @@ class VerifyHints(StrictModel):
     pace: tuple[RankPace, ...] = ()
 
 
-class Measurement(StrictModel):
-    """A price that is worth being measured.
-
-    Attributes:
-        program: operator and variant, or the kind of a transfer.
-        device: device or link.
-        source: where most of today's price comes from.
-        low, high: ends of its 90 % interval, as shares of the price.
-        probability_best: chance that the best decision is taken once this price, and those before
-            it in the list, are known; expected over what may be measured.
-    """
-
-    program: str
-    device: str
-    source: str
-    low: Annotated[float, Field(ge=0)]
-    high: Annotated[float, Field(ge=0)]
-    probability_best: Share
-
-
-class Confidence(StrictModel):
-    """How sure the choice is; see `foreplan.planner.confidence`.
-
-    Attributes:
-        probability_best: share of draws, all prices resampled from their intervals, in which no
-            other decision is better and the time limit, if there is one, is met.
-        in_time: share of draws in which the plan meets the planner's time limit; ``None`` without
-            one. Where a faster world lets a better decision be in time too, the plan is in time and
-            not the best.
-        draws: how many draws; 0 where there was nothing to compare with.
-        runner_up: the decision that wins most of the others, if any.
-        share: share of draws that each other decision wins, by name. What is missing from 1: draws
-            in which no decision meets the time limit.
-        measure_next: up to two measurements that raise the chance most, the best first; none where
-            none does.
-    """
-
-    probability_best: Share
-    draws: Annotated[int, Field(ge=0)]
-    in_time: Share | None = None
-    runner_up: str | None = None
-    share: dict[str, Share] = Field(default_factory=dict)
-    measure_next: tuple[Measurement, ...] = ()
-
-    @field_validator("measure_next", mode="before")
-    @classmethod
-    def _without_names(cls, value: Any) -> Any:
-        # Plans of early versions named operators here that moved the comparison, without their
-        # worth: they can still be read and run, and say nothing about measurements.
-        items = tuple(value)
-        return () if any(isinstance(item, str) for item in items) else items
-
-
 class WhatIf(StrictModel):
     """What relaxing one binding limit would bring; see `foreplan.planner.what_if`.
 
@@ -170,6 +127,8 @@ class Provenance(StrictModel):
         profiles: hash of each profile that was used, by device.
         decided: what each source of costs that was asked decided, ``costs`` and those beside it:
             ``chosen``, or the name of an alternative or of a rejected decision.
+        planned_for: fingerprints of what the prediction belongs to, by part of the plan, see
+            `foreplan.planner.planned_for`; none in plans of early versions.
     """
 
     foreplan: str
@@ -178,6 +137,8 @@ class Provenance(StrictModel):
     source_share: dict[str, Share] = Field(default_factory=dict)
     profiles: dict[str, str] = Field(default_factory=dict)
     decided: dict[str, str] = Field(default_factory=dict)
+    # Where there is none it is not written: runs know plans of early versions by their bytes.
+    planned_for: dict[str, str] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
 
 class Plan(StrictModel):
@@ -216,6 +177,8 @@ class Plan(StrictModel):
     verify: VerifyHints
     assumptions: tuple[str, ...] = ()
     provenance: Provenance
+    # Of the document, of a plan of an early version with profiles.
+    _folder: str = PrivateAttr(default=".")
 
     @field_validator("alternatives")
     @classmethod
@@ -248,22 +211,44 @@ class Plan(StrictModel):
 
     __str__ = __repr__
 
-    def to_json(self) -> str:
-        """The document, keys in the fields' order, with a final newline."""
-        return document_json(self)
+    def to_json(self, folder: str | os.PathLike[str] | None = None) -> str:
+        """The document, keys in the fields' order, with a final newline.
+
+        Args:
+            folder: that the document is for, and its relative paths start from; the current one if
+                left out.
+        """
+        return document_json(self if folder is None else self.written_for(folder))
+
+    def written_for(self, folder: str | os.PathLike[str]) -> Plan:
+        """The plan with paths as a document in ``folder`` has them."""
+        if not self.provenance.planned_for:  # an early version's: its other paths are the user's
+            return with_profiles(self, written(folder))
+        return with_paths(self, written(folder))
+
+    def read_from(self, folder: str | os.PathLike[str]) -> Plan:
+        """The plan of a document in ``folder``, with paths from the current folder."""
+        if self.provenance.planned_for:
+            return with_paths(self, opened(folder))
+        found = with_profiles(self, opened(folder))
+        if found != self:
+            found._folder = os.path.realpath(folder)
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the document; never half of it.
+        """Write the document; never half of it. Its paths then start from its own folder.
 
         Raises:
             SpecError: the path cannot be written.
         """
-        write_atomically(path, self.to_json())
+        write_atomically(path, self.to_json(folder_of(path)))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the document; what a verification refers to."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of the document wherever its files lie; what a verification refers to."""
+        early = not self.provenance.planned_for  # runs of these know the document's own bytes
+        here = self.written_for(self._folder) if early else without_folders(self)
+        return hashlib.sha256(here.to_json().encode()).hexdigest()
 
     def to_frame(self) -> pd.DataFrame:
         """One row a rank: device, where its time goes in seconds, memory in bytes."""
@@ -315,8 +300,13 @@ class Plan(StrictModel):
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan and check it, its workload and its decisions.
 
+    Relative paths of the document start from its own folder; those of the plan start from the
+    current one, as the caller's own do. In plans of early versions, which keep no fingerprints,
+    that holds for profiles alone, and other paths are left as they are.
+
     Raises:
-        SpecError: no such file, a truncated or hand-edited document, another schema version, a kind
+        SpecError: no such file, a truncated or hand-edited document, one whose model, cluster,
+            workload or decision was edited after the prediction, another schema version, a kind
             that is not installed, a decision that its planner does not accept, or whose devices,
             layers or kernels are not those of the plan's cluster and model, or whose run takes
             another number of processes than the plan says.
@@ -345,7 +335,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             )  # fmt: skip
     except SpecError as error:
         raise _of_another_version(error, document) from error
-    return plan
+    check_planned_for(plan, where)
+    return plan.read_from(folder_of(path))
 
 
 def _of_another_version(error: SpecError, document: dict[str, Any]) -> SpecError:

@@ -29,7 +29,7 @@ def plan_files(
     output: Path,
     console: Console | None = None,
 ) -> Plan:
-    """Plan and write the plan; its profile paths start from its own folder.
+    """Plan and write the plan; its paths start from its own folder.
 
     Args:
         kind: which planner.
@@ -58,8 +58,5 @@ def plan_files(
             kind, model, cluster, workload, costs=costs, beside=beside, relax=relax, seed=seed,
             progress=say,
         )  # fmt: skip
-    if isinstance(cluster, Path):
-        moved = made.cluster.rebase(cluster.parent, output.parent)
-        made = made.model_copy(update={"cluster": moved})
     made.save(output)
     return made

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreplan.cost_models.sources.calibration import calibration_path
 from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_entry import check_host
@@ -34,7 +35,7 @@ from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profile_grid import ProfileGrid
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
-from foreplan.planner.fit_command import FittedDevice, fit_line
+from foreplan.planner.fit_command import FittedDevice, check_count, fit_line
 from foreplan.planner.fit_to_plan import Job, fit_to_plan
 from foreplan.planner.host_together import together
 from foreplan.planner.load_workload import load_workload
@@ -58,6 +59,7 @@ def profile_host(
     tasks: int | None = None,
     unseen: bool = False,
     host: str = "localhost",
+    replace: bool = False,
     console: Console,
 ) -> dict[str, Any]:
     """Measure devices of this host and how they are joined, and write the cluster.
@@ -76,14 +78,15 @@ def profile_host(
             with a workload and at most one model, those that a plan of it rests on (`fit_to_plan`).
         unseen: with ``tasks``, leave this very chip out of what the shipped predictor knows.
         host: name of this host in the cluster.
+        replace: begin anew where another machine's profile has the name of a device's.
         console: shows progress.
 
     Returns:
         What was written, as JSON.
 
     Raises:
-        SpecError: a device, model, size or path that is wrong, one that another process writes, or
-            a cluster there that cannot be read.
+        SpecError: a device, model, size or path that is wrong, one that another process writes, a
+            profile of another machine, or a cluster there that cannot be read.
         MissingDataError: a device cannot be measured here.
     """
     devices = [DeviceName.parse(name, "DEVICE") for name in names] or default_devices()
@@ -91,6 +94,8 @@ def profile_host(
         if device.kind == "zoo":
             raise SpecError("DEVICE", got=str(device), expected="a device here: cpu:... or cuda:N")
     check_host(host, "--host")
+    if tasks is not None:
+        check_count(tasks)
     caps = _caps(memory, devices)
     described = {"devices": _entries(devices, caps, host)}
     # What cannot be written is refused before it is measured.
@@ -100,6 +105,7 @@ def profile_host(
     profiles: dict[DeviceName, Profile] = {}
     fits: dict[DeviceName, DeviceFit] = {}
     paths = {device: output / f"{_slug(device)}.json" for device in devices}
+    before = {device: _chip(path) for device, path in paths.items()} if replace else {}
 
     # A fit times too few programs of a step's passes. Precision plans then have what stands for
     # them (`host_together`), which bubbles do without.
@@ -117,17 +123,20 @@ def profile_host(
         kept = functools.cache(lambda device: stack.enter_context(Worker(device)))
         alone = Counter(device.index for device in devices)
         if tasks is None:
-            profile_devices(programs, paths, quick=quick, console=console)
+            profile_devices(programs, paths, quick=quick, console=console, replace=replace)
         else:
             measures = {
                 device: partial(
                     profile_device, device, path=path, quick=quick, console=console,
+                    replace=replace,
                     worker=kept if device.kind == "cpu" or alone[device.index] == 1 else None,
                 )
                 for device, path in paths.items()
             }  # fmt: skip
             here = {d: FittedDevice(programs[d], paths[d], measures[d], unseen) for d in paths}
             job = _job(models, workload, purpose)
+            for measure in measures.values():
+                measure(())  # what is there already may be another machine's
             if job is None:
                 fits = {device: fitted.fit(tasks) for device, fitted in here.items()}
             else:
@@ -136,6 +145,11 @@ def profile_host(
                 fits = {device: found[path.name] for device, path in paths.items()}
             for fit in fits.values():
                 console.print(fit_line(fit))
+        for device, chip in before.items():
+            stale = calibration_path(paths[device])
+            if chip != _chip(paths[device]) and stale.exists():
+                stale.unlink()
+                console.print(f"{stale}: removed, it corrects another machine's prices")
         if workload is None:  # plans do without it
             profile_hosts(paths, console=console)
         cluster, notes = _updated(output / "cluster.yaml", joined())
@@ -155,6 +169,14 @@ def profile_host(
             for device, profile in profiles.items()
         },
     }
+
+
+def _chip(path: Path) -> str | None:
+    """Whose profile lies there, ``None`` where none does."""
+    try:
+        return Profile.load(path).device.chip
+    except SpecError:
+        return None
 
 
 def _said(profile: Path, fit: DeviceFit) -> dict[str, Any]:

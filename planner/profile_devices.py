@@ -33,7 +33,7 @@ class _Stopped(Exception):
 
 def profile_devices(
     programs: Mapping[DeviceName, Sequence[Program]], paths: Mapping[DeviceName, Path], *,
-    quick: bool, console: Console,
+    quick: bool, console: Console, replace: bool = False,
 ) -> None:  # fmt: skip
     """Measure each device and write its profile; what its file has already is kept.
 
@@ -45,18 +45,20 @@ def profile_devices(
         paths: of the profiles.
         quick: one round instead of two.
         console: shows progress.
+        replace: begin anew where another machine's profile has the name.
 
     Raises:
         MissingDataError: a device cannot be measured here.
-        SpecError: a profile that is there is of another device.
+        SpecError: a profile that is there is another machine's.
     """
     stop = threading.Event()
     with _bar(console) as bar:
 
         def timed(device: DeviceName) -> Profile:
             return _timed(
-                device, programs[device], paths[device], quick, console, bar, stop=stop, worker=None
-            )
+                device, programs[device], paths[device], quick, console, bar, stop=stop,
+                worker=None, replace=replace,
+            )  # fmt: skip
 
         for group in _at_once(programs):
             with ThreadPoolExecutor(len(group)) as pool:
@@ -71,13 +73,13 @@ def profile_devices(
 
 def profile_device(
     device: DeviceName, programs: Sequence[Program], *, path: Path, quick: bool, console: Console,
-    worker: Callable[[DeviceName], Worker] | None = None,
+    worker: Callable[[DeviceName], Worker] | None = None, replace: bool = False,
 ) -> Profile:  # fmt: skip
     """Measure one device, by ``worker``'s process or one of its own; see `profile_devices`."""
     with _bar(console) as bar:
         return _timed(
             device, programs, path, quick, console, bar,
-            worker=None if worker is None else worker(device), stop=None,
+            worker=None if worker is None else worker(device), stop=None, replace=replace,
         )  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def _at_once(devices: Iterable[DeviceName]) -> list[list[DeviceName]]:
 
 def _timed(
     device: DeviceName, programs: Sequence[Program], path: Path, quick: bool, console: Console,
-    bar: Bar, *, worker: Worker | None, stop: threading.Event | None,
+    bar: Bar, *, worker: Worker | None, stop: threading.Event | None, replace: bool,
 ) -> Profile:  # fmt: skip
     task = bar.add_task(str(device), total=None)
 
@@ -148,8 +150,9 @@ def _timed(
             console.print(progress.message)
 
     profile = measure_profile(
-        device, programs, path, rounds=1 if quick else 2, on_progress=show, worker=worker
-    )
+        device, programs, path, rounds=1 if quick else 2, on_progress=show, worker=worker,
+        replace=replace,
+    )  # fmt: skip
     bar.remove_task(task)
     failed = [row for row in profile.rows if row.status == "failed"]
     if profile.rows:

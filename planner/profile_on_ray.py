@@ -33,7 +33,7 @@ class _NodeProfiler:
 
     def profile(
         self, folder: str, files: dict[str, bytes], names: list[str], host: str, quick: bool,
-        tasks: int | None,
+        tasks: int | None, replace: bool,
     ) -> tuple[dict[str, Any] | None, str, dict[str, bytes]]:  # fmt: skip
         """What `profile_host` says (or why it failed), and the files there are."""
         from rich.console import Console
@@ -46,8 +46,9 @@ class _NodeProfiler:
         result, reason = None, ""
         try:
             result = profile_host(
-                names, output, quick=quick, tasks=tasks, host=host, console=Console(stderr=True)
-            )
+                names, output, quick=quick, tasks=tasks, host=host, replace=replace,
+                console=Console(stderr=True),
+            )  # fmt: skip
         except ForeplanError as error:
             reason = str(error)
         return result, reason, _files(output)
@@ -64,6 +65,7 @@ def profile_on_ray(
     *,
     quick: bool = False,
     tasks: int | None = None,
+    replace: bool = False,
     console: Console,
 ) -> dict[str, Any]:
     """Measure the devices of every node.
@@ -74,6 +76,7 @@ def profile_on_ray(
         output: folder to write to, made if missing.
         quick: as `profile_host`.
         tasks: as `profile_host`.
+        replace: as `profile_host`.
         console: says what is measured.
 
     Returns:
@@ -104,6 +107,7 @@ def profile_on_ray(
                         node.host,
                         quick,
                         tasks,
+                        replace,
                     )
                 )
                 for name, data in sorted(files.items()):

@@ -10,6 +10,7 @@ from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.plan import decision_of, load_plan
+from foreplan.planner.plan_paths import folder_of
 from foreplan.planner.registry import planner
 from foreplan.planner.serving.replica_spec import ReplicasDecision
 from foreplan.planner.serving.spec import ServingDecision
@@ -77,7 +78,10 @@ def simulate_traffic(
         raise SpecError(f"{path.name}: kind", got=plan.kind, expected="serving or replicas")
     requests = load_traffic(traffic, rate_per_s=rate_per_s)
     bare = problem_of(plan, planner(plan.kind))
-    profiles = Profiles.of(plan.cluster, path.parent if folder is None else folder)
+    cluster = plan.cluster
+    if folder is not None:  # as in the document, but from there
+        cluster = cluster.rebase(Path(), folder_of(path))
+    profiles = Profiles.of(cluster, folder or Path())
     costs = cost_book(plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs))
     problem: Problem[Any] = Problem(bare.model, bare.cluster, bare.workload, costs, bare.seed)
     most = largest_rate(problem, replicas, requests)

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from foreplan import cli
+from foreplan.cli._app import Interrupted, resumable
 
 SURFACE = Path(__file__).parent / "cli_surface.json"
 TIMES = ["--forward-ms", "2", "--backward-input-ms", "2", "--backward-weight-ms", "1"]
@@ -68,6 +69,13 @@ def surface():
         )
 
     return describe(typer.main.get_command(cli.app))
+
+
+def test_only_what_is_there_is_said_to_be_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt), resumable(tmp_path / "nothing"):
+        raise KeyboardInterrupt
+    with pytest.raises(Interrupted, match="is kept in"), resumable(tmp_path):
+        raise KeyboardInterrupt
 
 
 def test_surface_is_frozen():

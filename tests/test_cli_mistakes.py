@@ -49,12 +49,27 @@ def err(monkeypatch, capsys, tmp_path):
         (("devices", ""), "device: got '', expected a device of the zoo"),
         ((*EVALUATE, "--format", "neusigt"), "did you mean neusight?"),
         ((*EVALUATE,), "mine.csv: got 'JSON', expected a CSV or Parquet file"),
+        (("predict", "", "-d", "t4"), "model: got '', expected a folder, or a name of the zoo"),
+        (("plan", "serving", "-m", "gpt2", "-d", "t4", "-w", "batch=4;prompt_tokens=3"),
+         "fields go apart by commas, as in batch=4,prompt_tokens=64"),
+        (("plan", "serving", "-m", "tiny-llama-random", "-c", "2xt4"),
+         "expected a file, and there is none of that name; devices by their names are --devices"),
         (("profile", "-w", "batch=1"), "--workload: got 'batch=1', expected --model with it"),
+        (("evaluate", "-m", "pretrained:programs", "--data", "mine.csv"),
+         "expected measured programs (a folder that 'dataset build' wrote, or --format tir-jsonl), "
+         "which pretrained:programs predicts; for this data use -m pretrained:ops"),
+        (("evaluate", "-m", "pretrained:program", "--data", "mine.csv"), "pretrained:programs"),
+        (("evaluate", "-m", "mine", "--data", "mine.csv"), "trained model: got 'mine', expected"),
+        (("compare", "mine", "mine.csv"), "mine: got a folder, expected a plan, a verification or "
+         "a profile, two of one sort; such as mine/config.json"),
+        (("compare", "no.json", "no.json"), "no.json: got 'No such file or directory', expected a "
+         "plan, a verification or a profile"),
+        (("compare", "mine/config.json", "no.json"), "got a document without a schema, expected a"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_with_its_mending(err, words, told):
     code, text = err(*words)
-    assert code == 2
+    assert code == (4 if "no shipped model" in text else 2)
     assert told in text
     assert text.startswith("foreplan: error: ")
     assert text.count("\n") == 1

@@ -187,7 +187,8 @@ def _read(folder: Path) -> tuple[FittedExperts, dict[str, Any]]:
     if card.get("schema") not in (SCHEMA, TUNED_SCHEMA):
         other = str(card.get("schema")).partition("/")[0] != SCHEMA.partition("/")[0]
         raise SpecError(
-            f"{folder}/card.json: schema", got=card.get("schema"), expected=SCHEMA,
+            str(folder), got=f"a model of schema {card.get('schema')}",
+            expected=f"one of library operators ({SCHEMA})",
             fix="use pretrained:ops, or a folder that 'foreplan train' wrote from operators"
             if other else "train it again",
         )  # fmt: skip

@@ -20,12 +20,12 @@ class ConfigFields:
         self.fields = fields
 
     def error(self, field: str, expected: str, fix: str | None = None) -> SpecError:
-        got = self.fields.get(field, "nothing")
+        got = self.fields.get(field)
         return SpecError(f"{self.where}: {field}", got=got, expected=expected, fix=fix)
 
     def unmodelled(self, field: str, expected: str) -> UnmodelledError:
         """An error of an option that is not modelled."""
-        got = self.fields.get(field, "nothing")
+        got = self.fields.get(field)
         return UnmodelledError(f"{self.where}: {field}", got=got, expected=expected)
 
     def size(self, field: str, default: int | None = None) -> int:

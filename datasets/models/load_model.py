@@ -33,6 +33,8 @@ def load_model(name_or_path: str | Path) -> Model:
             fix="predict_latency prices any module, register_network lets plans train one",
         )  # fmt: skip
     text = str(name_or_path)
+    if not text.strip():  # as a path, the current folder
+        raise SpecError("model", got=text, expected="a folder, or a name of the zoo")
     if isinstance(name_or_path, str) and text in zoo_names():
         return zoo_model(text)
     if isinstance(name_or_path, str) and text in pretrained_folders():

@@ -18,11 +18,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from foreplan.datasets._document_text import Words
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.datasets.timing.measurement import Measurement
 from foreplan.errors import ForeplanError, SpecError
 
 SCHEMA = "foreplan.profile-journal/1"
+#: What to do about a file that holds something else.
+REPLACE = "measure into another folder (-o), or add --replace (replace=True)"
 
 
 class ProfileJournal:
@@ -74,16 +77,24 @@ class ProfileJournal:
                 self.path.unlink(missing_ok=True)
         self._close()
 
-    def resume(self, identity: Mapping[str, Any]) -> str | None:
+    def resume(self, identity: Mapping[str, Any], *, replace: bool = False) -> str | None:
         """Read what is there, or begin anew; call once, before `add`.
 
         Args:
             identity: device and software that the measurements belong to, JSON data.
+            replace: drop what another machine has measured.
 
         Returns:
             Why an earlier journal was dropped, ``None`` if none was.
+
+        Raises:
+            SpecError: another machine's, which is not to be dropped.
         """
         lines, whole = self._read()
+        before = lines[0].get("identity") if lines else None
+        chip = before.get("chip") if isinstance(before, dict) else None
+        if not replace and chip is not None and chip != identity.get("chip"):
+            raise another_machine(str(self.path), chip, identity.get("chip"))
         self._resumed = True
         dropped: str | None = None
         if lines:
@@ -188,6 +199,20 @@ class ProfileJournal:
         if self._descriptor >= 0:
             os.close(self._descriptor)  # gives the lock back too
             self._descriptor = -1
+
+
+def another_machine(path: str, chip: object, here: object) -> SpecError:
+    """The error of a file that another machine has measured into.
+
+    Args:
+        path: the file.
+        chip: whose measurements it holds.
+        here: the chip of this machine.
+    """
+    return SpecError(
+        path, got=Words(f"measurements of another machine ({chip})"),
+        expected=f"none, or those of this one ({here})", fix=REPLACE,
+    )  # fmt: skip
 
 
 def _difference(header: Mapping[str, Any], identity: Mapping[str, Any]) -> str:

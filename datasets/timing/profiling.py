@@ -21,7 +21,7 @@ from foreplan.datasets.specs import validate
 from foreplan.datasets.timing.host_device import measured_device
 from foreplan.datasets.timing.measurement import Measurement, percentiles
 from foreplan.datasets.timing.measuring import Effort, Worker
-from foreplan.datasets.timing.profile_journal import ProfileJournal
+from foreplan.datasets.timing.profile_journal import REPLACE, ProfileJournal, another_machine
 from foreplan.errors import SpecError
 
 #: Figures that a profile keeps beside its device.
@@ -58,12 +58,13 @@ def measure_profile(
     memory_bytes: int | None = None,
     worker: Worker | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    replace: bool = False,
 ) -> Profile:
     """Measure programs on a device of this machine and write its profile.
 
     What an earlier run measured on the same device with the same software is kept, whether that
     run ended (the profile at ``path``) or was killed (the journal beside it). What failed is tried
-    again, once the run has ended.
+    again, once the run has ended. Other software, or other cores, begin it anew.
 
     Args:
         device: a ``cpu`` or ``cuda`` device.
@@ -75,13 +76,15 @@ def measure_profile(
         memory_bytes: cap on the worker's memory.
         worker: one that runs already on the device, with cores and cap of its own; it stays.
         on_progress: called after each measurement, in this thread.
+        replace: begin anew, too, where another machine was measured into ``path``, or what lies
+            there is no profile.
 
     Returns:
         The profile as written, with the rows of ``programs`` and those it had before.
 
     Raises:
-        SpecError: a zoo device, a path that cannot be written, or one that another process
-            measures into.
+        SpecError: a zoo device, a path that cannot be written, that another process measures into,
+            or that holds something else and is not to be replaced.
         MissingDataError: the device cannot be measured here.
     """
     if rounds < 1:
@@ -98,9 +101,9 @@ def measure_profile(
         else Worker(device, cores=cores, memory_bytes=memory_bytes) as worker,
     ):
         identity = _identity(worker)
-        if dropped := journal.resume(identity):
+        before, message = _earlier(target, identity, replace=replace)
+        if dropped := journal.resume(identity, replace=replace):
             tell(Progress(0, rounds * len(wanted), message=dropped))
-        before, message = _earlier(target, identity)
         if message:
             tell(Progress(0, rounds * len(wanted), message=message))
         known = {
@@ -169,14 +172,24 @@ def _identity(worker: Worker) -> dict[str, Any]:
     }
 
 
-def _earlier(target: Path, identity: Mapping[str, Any]) -> tuple[Profile | None, str | None]:
+def _earlier(
+    target: Path, identity: Mapping[str, Any], *, replace: bool
+) -> tuple[Profile | None, str | None]:
     """The profile already at the path if it can be added to, and why not."""
     if not target.exists():
         return None, None
     try:
         profile = Profile.load(target)
     except SpecError as error:
+        if not replace:
+            raise SpecError(
+                error.where, got=error.got, expected=error.expected, fix=REPLACE
+            ) from error
         return None, f"{target.name}: replaced ({error})"
+    if profile.device.chip != identity["chip"]:
+        if not replace:
+            raise another_machine(str(target), profile.device.chip, identity["chip"])
+        return None, f"{target.name}: replaced, it was of another machine ({profile.device.chip})"
     same = (
         profile.device.name == identity["device"]
         and list(profile.cores) == identity["cores"]
@@ -185,7 +198,7 @@ def _earlier(target: Path, identity: Mapping[str, Any]) -> tuple[Profile | None,
         and dict(profile.software) == identity["software"]
     )
     return (profile, None) if same else (None, f"{target.name}: measured anew, it was of another "
-                                               "device or of other software")  # fmt: skip
+                                               "device, other cores or software")  # fmt: skip
 
 
 def _figures_of(profile: Profile | None) -> dict[str, float]:

@@ -198,7 +198,10 @@ def _shards(paths: Sequence[Path]) -> Iterator[Path]:
                 fix="the same foreplan dataset build again, which resumes it",
             )
         if not shards:
-            raise MissingDataError(f"no Parquet shards in {path}", fix="foreplan dataset build")
+            raise MissingDataError(
+                f"no measured programs (*.parquet) in the folder {path}",
+                fix=f"measure some: foreplan dataset build -o {path}",
+            )
         yield from shards
 
 

@@ -144,6 +144,7 @@ def export_plan(
     """
     found = exporter(target)
     loaded = plan if isinstance(plan, Plan) else load_plan(plan)
+    loaded = loaded.written_for(folder)  # where its document then lies
     written = found.write(loaded)
     if read_back(target, written.files) != found.expected(loaded):
         raise SpecError(

@@ -3,8 +3,8 @@
 ``python -m foreplan.planner.verify.worker`` is the program of each rank: it runs the plan and its
 baselines and compares. A launcher of its own reads the same plan through `foreplan.load_plan`.
 
-The script stays in the caller's folder, from which the plan's relative paths (its model's folder)
-start, as with ``foreplan verify``; what was measured is written beside the plan.
+The plan's relative paths (its model's folder) start from the folder of the export, as those of
+every plan do from its own; what was measured is written beside the plan.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from foreplan.planner.report.text import (
     number,
     percent,
     plain,
+    run_seconds,
     seconds,
     words,
 )
@@ -192,7 +193,7 @@ def _both(part: RankResult | Phase | None, tolerance: float) -> Html | str:
     if part is None:
         return UNKNOWN
     tone = "off bad" if part.error is not None and part.error > tolerance else "off"
-    times = element("span", f"{seconds(part.predicted_s)} → {seconds(part.measured_s)}")
+    times = element("span", f"{seconds(part.predicted_s)} → {run_seconds(part.measured_s)}")
     return times + element("span", percent(part.error), class_=tone)
 
 

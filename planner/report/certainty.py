@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from foreplan.planner.plan import Measurement, Plan
+from foreplan.planner.plan import Plan
 from foreplan.planner.report.text import number, percent, plain, seconds, words
+from foreplan.planner.sureness import Measurement
 
 #: Shares below this are not worth a line.
 _LEAST = 0.005

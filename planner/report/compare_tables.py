@@ -8,11 +8,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from foreplan.planner.compare import Comparison, Difference
-from foreplan.planner.report._grid import Column, Grid
+from foreplan.planner.report._grid import Column, Grid, bullets, heading
 from foreplan.planner.report.text import UNKNOWN, compact, figure, percent, plain
 
 #: Lines of a section that are shown; ``--json`` has all.
 _MOST = 24
+#: Characters of a text beyond which it stands below its table.
+_LONG = 40
 
 
 def compare_tables(found: Comparison) -> RenderableType:
@@ -23,8 +25,10 @@ def compare_tables(found: Comparison) -> RenderableType:
     parts: list[RenderableType] = [Text(title, style="bold")]
     for name, differences in found.sections.items():
         # What is most off stands first; words come after numbers.
-        ranked = sorted(differences, key=lambda d: -abs(d.change or 0.0))[:_MOST]
-        hidden = len(differences) - len(ranked)
+        sentences = [_sentence(d) for d in differences if _is_sentence(d)]
+        values = [d for d in differences if not _is_sentence(d)]
+        ranked = sorted(values, key=lambda d: -abs(d.change or 0.0))[:_MOST]
+        hidden = len(values) - len(ranked)
         parts.append(
             Grid(
                 name.capitalize(),
@@ -36,13 +40,31 @@ def compare_tables(found: Comparison) -> RenderableType:
                 ],
                 note=f"and {hidden} more (--json shows all)" if hidden > 0 else "",
             )
+            if ranked
+            else heading(name.capitalize())
         )
+        parts += bullets(sentences)
     return Group(*parts)
+
+
+def _is_sentence(difference: Difference) -> bool:
+    """Whether it is a long text of one side, which a column of a table would cut up."""
+    text = difference.a if difference.b is None else difference.b
+    alone = difference.a is None or difference.b is None
+    return alone and isinstance(text, str) and len(text) > _LONG
+
+
+def _sentence(difference: Difference) -> str:
+    side, text = ("second", difference.b) if difference.a is None else ("first", difference.a)
+    return f"{plain(difference.what)} of the {side} alone: {plain(text)}"
 
 
 def _name(difference: Difference) -> str:
     what = difference.what
-    return plain(what) if "@" in what else figure(what, 0)[0]  # a kernel's name stays as it is
+    if "@" in what:  # a kernel's name stays as it is
+        return plain(what)
+    device, colon, rest = what.rpartition(": ")
+    return plain(device) + colon + figure(rest, 0)[0] if "/" in device else figure(what, 0)[0]
 
 
 def _shown(difference: Difference, value: Any) -> str:

@@ -18,6 +18,9 @@ def error_table(result: Mapping[str, Any]) -> RenderableType:
         rows += [(device, op, errors) for op, errors in by_op.items()]
         rows.append((device, "all", result["by_device"][device]))
     rows.append(("all", "all", result["overall"]))
+    # Once for its rows: long names of devices would break into lines on each.
+    before = [None, *(device for device, _, _ in rows)]
+    shown = ["" if row[0] == last else row[0] for row, last in zip(rows, before, strict=False)]
 
     def column(title: str, key: str, least: int = 0) -> Column:
         cells = [percent(e[key]) if e["count"] else UNKNOWN for _, _, e in rows]
@@ -26,7 +29,7 @@ def error_table(result: Mapping[str, Any]) -> RenderableType:
     grid = Grid(
         f"{result['overall']['count']} rows predicted, {result['unsupported']} not",
         [
-            Column("device", [device for device, _, _ in rows]),
+            Column("device", shown),
             Column("operator", [op for _, op, _ in rows]),
             Column("rows", [f"{errors['count']:,}" for _, _, errors in rows], True),
             column("MAPE", "mape"),

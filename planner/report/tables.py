@@ -34,6 +34,7 @@ from foreplan.planner.report.text import (
     number,
     percent,
     plain,
+    run_seconds,
     seconds,
     words,
 )
@@ -274,10 +275,9 @@ def _measured_ranks(chosen: CandidateResult) -> Grid:
         rows.append(
             (*first, seconds(rank.predicted_s), seconds(rank.measured_s), percent(rank.error))
         )
-        rows += [
-            ("", "", plain(p.op), seconds(p.predicted_s), seconds(p.measured_s), percent(p.error))
-            for p in rank.phases
-        ]
+        for p in rank.phases:
+            times = seconds(p.predicted_s), run_seconds(p.measured_s)
+            rows.append(("", "", plain(p.op), *times, percent(p.error)))
     titles = ("#", "device", "phase", "predicted", "measured", "error")
     columns = [
         Column(title, [row[c] for row in rows], numeric=c in (0, 3, 4, 5))

@@ -51,6 +51,11 @@ def bytes_of(size: float | None) -> str:
     return UNKNOWN if size is None or not math.isfinite(size) else format_bytes(size)
 
 
+def run_seconds(measured_s: float | None) -> str:
+    """Measured time of a phase; of one that only plans have, where its time went in the run."""
+    return "in the others" if measured_s is None else seconds(measured_s)
+
+
 def words(name: str) -> str:
     """A field's name for readers: ``time_to_first_token`` is ``time to first token``."""
     return plain(name.replace("_", " ").strip())

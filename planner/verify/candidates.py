@@ -166,9 +166,9 @@ def candidates_of(
     names = [alternative.name for alternative in plan.alternatives]
     for name in only or ():
         if name not in (CHOSEN, *names):
-            guess = nearest(name, names)
+            guess, known = nearest(name, names), ", ".join(map(repr, names))
             raise SpecError(
-                "--only", got=name, expected=f"one of {', '.join(names) or 'no alternatives'}",
+                "--only", got=name, expected=f"one of {known or 'no alternatives'}",
                 fix=f"did you mean {guess!r}?" if guess else None,
             )  # fmt: skip
     found = [_candidate(CHOSEN, "chosen", plan.decision, True, plan.predicted, planner, problem)]

@@ -20,6 +20,7 @@ from foreplan.datasets.storage import (
 )
 from foreplan.errors import VerificationError
 from foreplan.planner.plan import CHOSEN, Plan, load_plan
+from foreplan.planner.plan_paths import folder_of
 from foreplan.planner.registry import planner
 from foreplan.planner.report.files import timelines, write_report
 from foreplan.planner.report.sketch_tables import sketch_tables
@@ -88,7 +89,7 @@ def verify_command(
         if file is not None:
             refuse_unwritable(file)
     if not trust_paths:
-        check_paths(plan, path.parent, profiles=thorough)
+        check_paths(plan, folder_of(path), profiles=thorough)
     # Hosts that meet may share a folder; and a path that cannot be written is found before the run.
     shared = rdzv_endpoint is not None or dry_run
     alone = contextlib.nullcontext() if shared else exclusive(output, file=True)
@@ -96,8 +97,8 @@ def verify_command(
         run = verify(
             plan, rounds=rounds, thorough=thorough, tolerance=tolerance, only=only,
             rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, progress=say,
-            costs=_costs(plan, path.parent) if thorough else None,
-            trust_paths=True,  # as checked above, with the costs
+            costs=_costs(plan) if thorough else None,
+            folder=folder_of(path), trust_paths=True,  # as checked above, with the costs
         )  # fmt: skip
         if run.document is not None:
             run.document.save(output)
@@ -119,11 +120,11 @@ def verify_command(
     return 0 if run.document.passed else VerificationError.exit_code
 
 
-def _costs(plan: Plan, folder: Path) -> CostBook:
-    """The cost book that the plan was made with; profile paths start from the plan's folder."""
+def _costs(plan: Plan) -> CostBook:
+    """The cost book that the plan was made with."""
     chosen = planner(plan.kind)
     given = chosen.given(problem_of(plan, chosen).workload)
-    profiles = Profiles.of(plan.cluster, folder)
+    profiles = Profiles.of(plan.cluster, Path())
     return cost_book(
         plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs), given=given,
         issued=chosen.issues,

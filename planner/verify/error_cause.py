@@ -67,6 +67,7 @@ def _parts(rank: RankResult, sign: float) -> list[tuple[str, float, float]]:
         (words(p.op), p.predicted_s, p.measured_s)
         for p in rank.phases
         if p.predicted_s is not None
+        and p.measured_s is not None
         and p.error is not None
         and sign * (p.measured_s - p.predicted_s) > 0.0
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import VerificationError
@@ -17,6 +18,7 @@ def follow(
     endpoint: tuple[str, int],
     token: str,
     *,
+    folder: str | Path = "",
     timeout_s: float = 300.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Message:
@@ -27,6 +29,7 @@ def follow(
         host: name of this host in the cluster.
         endpoint: where the leader listens.
         token: word that tells the leader that it is the same plan.
+        folder: that the plan's relative paths start from on this host.
         timeout_s: how long to wait for the leader to listen.
         say: hears what is going on.
 
@@ -41,7 +44,7 @@ def follow(
         members = [rank.index for rank in ranks]
         wire.send({"hello": "host", "host": host, "members": members, "token": token})
         say(f"{host} joined {endpoint[0]}:{endpoint[1]}")
-        with LocalProcesses(endpoint, token) as local:
+        with LocalProcesses(endpoint, token, folder) as local:
             local.start(ranks)
             while True:
                 try:

@@ -14,6 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,6 +37,8 @@ class Fleet:
         here: indices of those whose workers this process starts.
         token: word by which workers are known.
         listen: address and port (0 for a free one) to listen at.
+        folder: that the plan's relative paths start from here, the plan's own; each host has its
+            own.
         address: the address by which workers find this host; ``listen``'s if left out.
         join_timeout_s: how long workers may take to call in.
         say: hears what is going on.
@@ -50,12 +53,13 @@ class Fleet:
         token: str,
         *,
         listen: tuple[str, int] = ("127.0.0.1", 0),
+        folder: str | Path = "",
         address: str | None = None,
         join_timeout_s: float = 180.0,
         say: Callable[[str], None] = lambda text: None,
         listening: Callable[[int], None] = lambda port: None,
     ) -> None:
-        self._plan = plan
+        self._plan = plan.written_for(folder)
         self._ranks = {rank.index: rank for rank in ranks}
         self._here = set(here)
         self._token = token
@@ -78,7 +82,7 @@ class Fleet:
             ) from error  # fmt: skip
         self.endpoint = (address or listen[0], int(self._server.getsockname()[1]))
         self._selector.register(self._server, selectors.EVENT_READ)
-        self.local = LocalProcesses(self.endpoint, token)
+        self.local = LocalProcesses(self.endpoint, token, folder)
         listening(self.endpoint[1])
 
     # ------------------------------------------------------------------------------ its lifetime

@@ -33,11 +33,13 @@ class LocalProcesses:
     Args:
         endpoint: where the leader listens.
         token: word that workers greet the leader with.
+        folder: that the plan's relative paths start from on this host.
     """
 
-    def __init__(self, endpoint: tuple[str, int], token: str) -> None:
+    def __init__(self, endpoint: tuple[str, int], token: str, folder: str | Path = "") -> None:
         self._endpoint = endpoint
         self._token = token
+        self._folder = str(folder)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._output: dict[int, IO[bytes]] = {}
 
@@ -47,6 +49,7 @@ class LocalProcesses:
         for rank in ranks:
             command = [sys.executable, "-P", "-m", WORKER_MODULE]
             command += ["--leader", f"{host}:{port}", "--member", str(rank.index)]
+            command += ["--folder", self._folder]
             self._output[rank.index] = output = tempfile.TemporaryFile()  # noqa: SIM115
             self._processes[rank.index] = subprocess.Popen(
                 command, env=rank_environment(rank, self._token), stdin=subprocess.DEVNULL,

@@ -13,12 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foreplan.cost_models.book import FILE_CHOICES
-from foreplan.datasets.text_tokens import STANDARD_LIBRARY
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan
-
-#: Fields of workloads that name files.
-_FILES = ("text", "quality")
+from foreplan.planner.plan_paths import FILE_FIELDS, named_file
 
 
 def check_paths(plan: Plan, folder: Path, *, profiles: bool) -> None:
@@ -33,7 +30,7 @@ def check_paths(plan: Plan, folder: Path, *, profiles: bool) -> None:
         SpecError: names the field and the way to consent.
     """
     home = folder.resolve()
-    for field, written, path in _named(plan, folder, profiles=profiles):
+    for field, written, path in _named(plan, profiles=profiles):
         try:
             inside = path.resolve().is_relative_to(home)
         except (OSError, ValueError, RuntimeError):  # a null byte, links in a circle
@@ -45,16 +42,16 @@ def check_paths(plan: Plan, folder: Path, *, profiles: bool) -> None:
             )  # fmt: skip
 
 
-def _named(plan: Plan, folder: Path, *, profiles: bool) -> Iterator[tuple[str, str, Path]]:
+def _named(plan: Plan, *, profiles: bool) -> Iterator[tuple[str, str, Path]]:
     if profiles:
         for rank in plan.cluster.ranks():
             if rank.profile is not None:
-                yield f"plan: profile of {rank.label}", rank.profile, folder / rank.profile
+                yield f"plan: profile of {rank.label}", rank.profile, Path(rank.profile)
         costs = plan.provenance.costs
         for choice in FILE_CHOICES:
             if costs.startswith(choice):
                 yield "plan: provenance.costs", costs, Path(costs.removeprefix(choice))
-    for name in _FILES:
-        text = plan.workload.get(name)
-        if isinstance(text, str) and text != STANDARD_LIBRARY:
+    for name in FILE_FIELDS:
+        text = named_file(name, plan.workload.get(name))
+        if text is not None:
             yield f"plan: workload.{name}", text, Path(text)

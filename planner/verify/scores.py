@@ -198,7 +198,7 @@ def _phases(
         planned = all(isinstance(schedule.works[w], Collective) for w in works)
         phases.append(
             Phase(
-                op=op, predicted_s=wanted, measured_s=seconds,
+                op=op, predicted_s=wanted, measured_s=None if planned else seconds,
                 error=None if planned else relative_error(wanted, seconds),
             )
         )  # fmt: skip

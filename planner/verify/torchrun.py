@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 from datetime import timedelta
-from pathlib import Path
 
 from foreplan.errors import ForeplanError, SpecError
 from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.plan_paths import folder_of
 
 _SEATED = "FOREPLAN_VERIFY_SEATED"
 _KEY = "foreplan/leader"
@@ -40,7 +40,7 @@ def run_under_torchrun(
 
     plan = load_plan(path)
     if not trust_paths:
-        check_paths(plan, Path(path).parent, profiles=False)
+        check_paths(plan, folder_of(path), profiles=False)
     rank, world = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
     members = plan_ranks(plan)
     if world != len(members):
@@ -55,11 +55,11 @@ def run_under_torchrun(
         environment[_SEATED] = "1"
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     one_host = int(os.environ.get("LOCAL_WORLD_SIZE", world)) == world
-    leader, port = (0, 0) if rank else _fork_leader(plan, one_host, output, rounds, tolerance)
+    leader, port = (0, 0) if rank else _fork_leader(plan, path, output, one_host, rounds, tolerance)
     host = "127.0.0.1" if one_host else os.environ["MASTER_ADDR"]
     endpoint = _agree_on_endpoint(rank, world, (host, port))
     try:
-        Supervisor(endpoint, members[rank].index, token).run()
+        Supervisor(endpoint, members[rank].index, token, folder_of(path)).run()
     except BaseException:
         if leader:
             os.kill(leader, signal.SIGKILL)
@@ -69,7 +69,7 @@ def run_under_torchrun(
 
 
 def _fork_leader(
-    plan: Plan, one_host: bool, output: str, rounds: int, tolerance: float | None
+    plan: Plan, path: str, output: str, one_host: bool, rounds: int, tolerance: float | None
 ) -> tuple[int, int]:
     """Start the leader; its process number and its port. Torch is not loaded yet."""
     from foreplan.planner.verify.verify import verify
@@ -95,7 +95,8 @@ def _fork_leader(
                 stream.write(f"{port}\n")
 
         run = verify(
-            plan, rounds=rounds, tolerance=tolerance, progress=_say, trust_paths=True,  # checked
+            plan, rounds=rounds, tolerance=tolerance, progress=_say, folder=folder_of(path),
+            trust_paths=True,  # checked
             started_by_torchrun=("127.0.0.1" if one_host else "", listening),
         )  # fmt: skip
         if run.document is not None:

@@ -67,13 +67,14 @@ class Phase(StrictModel):
     Attributes:
         op: the action.
         predicted_s: by the plan, ``None`` where it says nothing.
-        measured_s: median over the rounds.
+        measured_s: median over the rounds; ``None`` of what only plans have as an action: what
+            collectives take from computation beside them, which lasts longer by it in a run.
         error: see the module.
     """
 
     op: str
     predicted_s: float | None
-    measured_s: float
+    measured_s: float | None
     error: float | None
 
 

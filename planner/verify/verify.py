@@ -24,6 +24,8 @@ from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 from foreplan.planner.base import Planner
 from foreplan.planner.plan import Plan, load_plan
+from foreplan.planner.plan_paths import check_there, folder_of
+from foreplan.planner.planned_for import check_actions, check_planned_for
 from foreplan.planner.registry import planner as find_planner
 from foreplan.planner.times import Times
 from foreplan.planner.verify.agreement import Say, agreement_of, quality_of
@@ -106,7 +108,8 @@ def verify(
         timeout_s: limit of one run of one candidate; from the prediction if left out.
         load_timeout_s: limit of loading a candidate, and of the reference.
         folder: where the plan's file lies, which is the working directory where no file was given;
-            the text or table that it names has to lie there too.
+            the text or table that it names has to lie there too. Other hosts find what the plan
+            names from the folder of their own copy.
         trust_paths: read what the plan names anywhere, not only in ``folder``.
         started_by_torchrun: address to listen at and who wants to know the port; for `torchrun`.
 
@@ -118,18 +121,22 @@ def verify(
 
     Raises:
         SpecError: an unknown name or host, a device that is not here, a schedule that deadlocks, a
-            file of the plan outside of ``folder``.
+            file of the plan outside of ``folder``, a plan that was edited after its prediction.
         VerificationError: the chosen plan could not be run; names rank, device and reason.
     """
     say = progress or (lambda text: None)
+    if not isinstance(plan, (Plan, str, os.PathLike)):  # from a notebook, unseen by a type checker
+        raise SpecError("plan", got=plan, expected="a Plan, or its file")
     if not isinstance(rounds, int) or rounds < 1:
         raise SpecError("rounds", got=rounds, expected="a whole number, at least 1")
-    if tolerance is not None and not 0 <= tolerance < math.inf:
+    if tolerance is not None and not (
+        isinstance(tolerance, int | float) and 0 <= tolerance < math.inf
+    ):
         raise SpecError("--tolerance", got=tolerance, expected="a share of at least 0, as 0.1")
     if isinstance(only, str):
         only = (only,)
     if not isinstance(plan, Plan):
-        folder = Path(plan).parent if folder is None else folder
+        folder = folder_of(plan) if folder is None else folder
         plan = load_plan(plan)
     if not trust_paths:
         # Of its profiles the caller has made the costs.
@@ -137,12 +144,16 @@ def verify(
     planner = find_planner(plan.kind)
     problem = problem_of(plan, planner)
     candidates = candidates_of(plan, planner, problem, only=only, thorough=thorough, costs=costs)
+    check_planned_for(plan)
+    if not dry_run:  # of a plan whose model, too, may be elsewhere
+        check_there(plan)
     leader = candidates[0].ranks[0].host
     here = _this_host(candidates, rdzv_endpoint, host)
     if started_by_torchrun is not None:
         here = leader
     if dry_run:
         candidates[0].check_order(plan.verify.backend)  # devices may well be elsewhere
+        check_actions(plan)
         refusals = zip(
             candidates, _refusals(candidates, plan.verify.backend, here, None), strict=True
         )
@@ -152,10 +163,11 @@ def verify(
         )  # fmt: skip
     endpoint = None if rdzv_endpoint is None else parse_endpoint(rdzv_endpoint)
     if endpoint is not None and here != leader:
-        return _follow(plan, candidates, here, endpoint, say)
+        return _follow(plan, candidates, here, endpoint, folder or "", say)
 
     known = plan_ranks(plan) if started_by_torchrun is not None else None
     able, failed = _able(candidates, plan.verify.backend, here, known)
+    check_actions(plan)
     ranks = _union(able)
     own = [rank.index for rank in ranks if rank.host == here]
     load_before = os.getloadavg()[0]
@@ -168,7 +180,7 @@ def verify(
     else:
         token = secrets.token_hex(16)  # nobody else has to know it
     fleet = Fleet(
-        plan, ranks, own, token, listen=listen, say=say,
+        plan, ranks, own, token, listen=listen, say=say, folder=folder or "",
         listening=started_by_torchrun[1] if started_by_torchrun else lambda port: None,
     )  # fmt: skip
     with fleet:
@@ -298,11 +310,12 @@ def _union(candidates: Sequence[Candidate]) -> list[Rank]:
 
 
 def _follow(
-    plan: Plan, candidates: Sequence[Candidate], here: str, endpoint: tuple[str, int], say: Say
-) -> VerificationRun:
+    plan: Plan, candidates: Sequence[Candidate], here: str, endpoint: tuple[str, int],
+    folder: str | Path, say: Say,
+) -> VerificationRun:  # fmt: skip
     able, _ = _able(candidates, plan.verify.backend, here, None)
     ranks = [rank for rank in _union(able) if rank.host == here]
-    told = follow(ranks, here, endpoint, plan.digest, say=say)
+    told = follow(ranks, here, endpoint, plan.digest, folder=folder, say=say)
     document = validate(Verification, told["done"], "the leader's result")
     times: Times | None = document.times
     timeline = None if times is None else times.timeline(candidates[0].schedule, "measured")

@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from foreplan.datasets.specs import validate
@@ -47,9 +48,12 @@ class Supervisor:
         endpoint: where the leader listens.
         member: rank of the cluster that this process is.
         token: word to greet with.
+        folder: that the plan's relative paths start from on this host.
     """
 
-    def __init__(self, endpoint: tuple[str, int], member: int, token: str) -> None:
+    def __init__(
+        self, endpoint: tuple[str, int], member: int, token: str, folder: str | Path = ""
+    ) -> None:
         self._endpoint = endpoint
         self._member = member
         self._token = token
@@ -61,8 +65,7 @@ class Supervisor:
             raise SystemExit(0)
         if "plan" not in told:
             raise VerificationError(str(told.get("error", "the leader sent no plan")))
-        self._document = told["plan"]
-        self._plan = validate(Plan, self._document, "plan")
+        self._plan = validate(Plan, told["plan"], "plan").read_from(folder)
         self._import()
 
     def _import(self) -> None:
@@ -147,7 +150,8 @@ class Supervisor:
             [sys.executable, "-P", "-m", WORKER_MODULE, "--job"], stdin=subprocess.PIPE
         )
         order = {
-            "endpoint": self._endpoint, "token": self._token, "plan": self._document, "word": word
+            "endpoint": self._endpoint, "token": self._token, "word": word,
+            "plan": self._plan.model_dump(mode="json", by_alias=True),
         }  # fmt: skip
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -189,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--leader", help=argparse.SUPPRESS)
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     try:
@@ -197,7 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.leader is not None:
             die_with_parent()
             token = os.environ.pop(TOKEN_VARIABLE, "")
-            Supervisor(parse_endpoint(options.leader), options.member, token).run()
+            endpoint = parse_endpoint(options.leader)
+            Supervisor(endpoint, options.member, token, options.folder).run()
             return 0
         if options.plan is None or "RANK" not in os.environ:
             parser.error("give a plan.json and start with torchrun, or use 'foreplan verify'")

@@ -78,7 +78,7 @@ def test_lists_fill_tuples_and_texts_fill_integer_keys() -> None:
     ("name", "text", "line"),
     [
         ("a.yaml", "a: 1\nb:\n  c: 1\n  c: 2\n", "a.yaml: line 4: got the key 'c' twice"),
-        ("a.yaml", "a: [1,\nb: 2\n c", "a.yaml: line 4: got did not find expected"),
+        ("a.yaml", "a: [1,\nb: 2\n c", "a.yaml: line 4: got a syntax error (did not find expected"),
         ("a.yaml", "", "a.yaml: got nothing"),
         ("a.yaml", "# only words\n", "a.yaml: got nothing"),
         ("a.yaml", "- a\n", "a.yaml: got ['a'], expected a mapping"),

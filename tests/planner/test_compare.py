@@ -1,12 +1,14 @@
 """What `compare` finds is exactly what was changed; documents of two sorts are refused."""
 
 import copy
+import io
 import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from foreplan.errors import SpecError
 from foreplan.planner.api import plan
@@ -47,6 +49,7 @@ def test_a_plan_and_itself(made, write):
 
 def test_each_change_is_found_where_it_belongs(made, write):
     before = document(made)
+    del before["provenance"]["planned_for"]
     before["predicted"]["high_s"] = 2 * before["predicted"]["total_s"]  # wide enough for both
     other = copy.deepcopy(before)
     other["predicted"]["total_s"] *= 1.25
@@ -138,3 +141,17 @@ def test_leaves_name_what_is_nested():
     assert leaves({"a": [{"b": 1}, {"b": [1, 2]}], "c": {"d": ()}}) == {
         "a.0.b": 1, "a.1.b": [1, 2], "c.d": (),
     }  # fmt: skip
+
+
+def test_sentences_of_one_side_and_names_of_devices_are_shown_whole(made, write):
+    before = document(made)
+    after = copy.deepcopy(before)
+    after["assumptions"] = [*after["assumptions"], "what the moon does changes nothing here " * 2]
+    after["predicted"]["ranks"][0]["compute_s"] *= 1.5
+    rank = after["predicted"]["ranks"][0]["device"]
+    told = compare_tables(compare(write("a.json", before), write("b.json", after)))
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(told)
+    text = console.export_text()
+    assert f"{rank}: compute" in text
+    assert "- assumption of the second alone: what the moon does" in text

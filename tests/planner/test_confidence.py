@@ -16,9 +16,9 @@ from foreplan.datasets.specs import StrictModel
 from foreplan.planner.api import plan
 from foreplan.planner.base import Planner, Problem, TimeLimit
 from foreplan.planner.confidence import Contender, confidence
-from foreplan.planner.plan import Confidence
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving import ServingPlanner
+from foreplan.planner.sureness import Confidence
 
 Z90 = NormalDist().inv_cdf(0.95)
 

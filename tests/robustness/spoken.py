@@ -287,7 +287,8 @@ def _use_links(path: Path) -> None:
     from foreplan.planner import host_together
 
     devices = [DeviceName.parse(name) for name in _KEY["devices"]]
-    profiles: Any = {device: SimpleNamespace(software={}) for device in devices}
+    profile = SimpleNamespace(software={}, device=SimpleNamespace(chip="c"))
+    profiles: Any = dict.fromkeys(devices, profile)
 
     def again(*_: Any, **__: Any) -> Any:
         raise MissingDataError("measured again")

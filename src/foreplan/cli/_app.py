@@ -72,6 +72,8 @@ def resumable(output: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        if not output.exists():
+            raise  # it came before there was anything to keep
         raise Interrupted(
             f"interrupted; what was measured is kept in {output}, the same command goes on there"
         ) from None

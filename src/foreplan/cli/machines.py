@@ -62,6 +62,9 @@ def profile(
         bool, typer.Option(help="With --fit: as if no chip like this one had been measured before.")
     ] = False,
     host: Annotated[str, typer.Option(help="Name of this host in the cluster.")] = "localhost",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Begin anew where another machine's profile lies.")
+    ] = False,
     ray: Annotated[
         str | None, typer.Option(help="Measure each node of a Ray cluster: HOST:PORT, auto, local.")
     ] = None,
@@ -100,14 +103,15 @@ def profile(
                 expected="the generic shapes and the nodes' own names",
             )  # fmt: skip
         result = profile_on_ray(
-            ray, names or [], output, quick=quick, tasks=count, console=console()
-        )
+            ray, names or [], output, quick=quick, tasks=count, replace=replace,
+            console=console(),
+        )  # fmt: skip
     else:
         with resumable(output):
             result = profile_host(
                 names or [], output, models=model or [], workload=workload, purpose=purpose,
                 memory=memory or [], quick=quick, tasks=count, unseen=unseen, host=host,
-                console=console(),
+                replace=replace, console=console(),
             )  # fmt: skip
     if as_json:
         print_json(result)

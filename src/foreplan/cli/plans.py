@@ -99,7 +99,9 @@ def plan_command(
         output=output, console=console(),
     )  # fmt: skip
     if as_json:
-        print(made.to_json(), end="")
+        from foreplan.planner.plan_paths import folder_of
+
+        print(made.to_json(folder_of(output)), end="")
         return
     from foreplan.planner.report.tables import plan_tables
 

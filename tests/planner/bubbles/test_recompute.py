@@ -182,6 +182,7 @@ def test_plan_baselines_and_exports_state_it(tmp_path):
         assert other.predicted.total_s >= made.predicted.total_s * (1 - 1e-9)
     document = json.loads(made.to_json())
     document["decision"]["recompute"] = {"backbone": "full", "encoders": [True]}
+    del document["provenance"]["planned_for"]  # or the edit would be refused
     again = foreplan.load_plan(_written(tmp_path, document))
     for target, flag in (
         ("megatron", "--recompute-granularity full"), ("torchtitan", "checkpoint.mode full")

@@ -146,6 +146,19 @@ def test_what_a_run_cannot_weigh_is_not_held_against_the_ledger(make_verificatio
         assert word in row
 
 
+@pytest.mark.parametrize("width", [60, 140])
+def test_what_only_a_plan_has_as_a_phase_is_no_failure_of_the_run(make_verification, width):
+    document = make_verification().model_dump(mode="json", by_alias=True)
+    document["candidates"][0]["ranks"][0]["phases"].append(
+        {"op": "beside", "predicted_s": 1.476e-3, "measured_s": None, "error": None}
+    )
+    told = shown(verification_tables(make_verification(candidates=document["candidates"])), width)
+    phase = told[told.index("beside") :]  # a line, or a record of four where there is no room
+    row = "beside 1.476 ms in the others –"
+    record = "beside predicted 1.476 ms measured in the others error –"
+    assert " ".join(phase.split()).startswith((row, record))
+
+
 def test_verification_without_its_plan(verification):
     text = shown(verification_tables(verification))
     assert "this plan [chosen]" in text
@@ -368,6 +381,7 @@ def test_errors_and_counts(width):
     assert "mine" in text
     assert "1,234" in text
     assert "8.1 %" in text
+    assert text.count("t4") == 1 or width < 60  # once for its rows
     counts = {"rows": 9, "chips": {"t4": "tu104"}, "by_device_op": {"t4": {"conv": 9}}}
     assert "tu104" in shown(stats_table(counts), width)
     nothing = {"rows": 0, "chips": {}, "by_device_op": {}, "failed": {"timeout": 3}}

@@ -16,7 +16,6 @@ from foreplan.datasets.specs import validate
 from foreplan.planner.base import Problem
 from foreplan.planner.plan import (
     Alternative,
-    Confidence,
     Plan,
     Provenance,
     ProvenBound,
@@ -24,6 +23,7 @@ from foreplan.planner.plan import (
 )
 from foreplan.planner.predict import Forecast
 from foreplan.planner.registry import planner
+from foreplan.planner.sureness import Confidence
 from foreplan.planner.times import Times
 from foreplan.planner.verify import peer_words
 

@@ -87,7 +87,7 @@ def test_only_what_is_beyond_five_percent_or_the_tolerance(
 
 def test_phases_and_ranks_without_a_price() -> None:
     """An unpriced phase or one that only a plan has is not judged; then the rank's work is."""
-    planned = Phase(op="beside", predicted_s=0.1, measured_s=0.9, error=None)
+    planned = Phase(op="beside", predicted_s=0.1, measured_s=None, error=None)
     one = rank((1.0, 2.0), F=(None, 1.1)).model_copy(update={"phases": (planned,)})
     assert "rank 1, work: 2 s measured, 1 s predicted" in (
         error_cause(candidate(1.0, 2.0, rank((None, 1.0)), one), 0.1) or ""

@@ -138,9 +138,9 @@ def test_what_exchange_takes_has_a_price_and_no_time_of_its_own(
         phase_s={"F": 1.0, "beside": 1.0},
     )  # fmt: skip
     both = _phases(item.timelines, 0, rank)
-    assert [(p.op, p.predicted_s, p.error) for p in both] == [
-        ("F", 1.0, 0.5),
-        ("beside", 1.0, None),
+    assert [(p.op, p.predicted_s, p.measured_s, p.error) for p in both] == [
+        ("F", 1.0, 2.0, 0.5),
+        ("beside", 1.0, None, None),
     ]
 
 

@@ -16,7 +16,6 @@ from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.plan import (
     Alternative,
-    Confidence,
     Plan,
     Provenance,
     ProvenBound,
@@ -24,6 +23,7 @@ from foreplan.planner.plan import (
 )
 from foreplan.planner.predict import Forecast
 from foreplan.planner.report.files import timelines
+from foreplan.planner.sureness import Confidence
 from foreplan.planner.times import Times
 from foreplan.planner.verify.verify import verify
 
