@@ -7,7 +7,7 @@ from types import MappingProxyType
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
-from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL
+from foreplan.datasets.kernels.registry import ROWS_A_CALL, writes_weight
 from foreplan.datasets.kernels.row_shapes import row_seconds, takes_blocks
 from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program
@@ -111,7 +111,10 @@ def writes_out(program: Program, figures: Device | None = None) -> bool:
     Arguments as of `unpacked_weights`.
     """
     fused = program.variant.kernel.endswith(_FOR_MANY_ROWS)
-    return fused and program.dims["rows"] > FEW_ROWS and not in_blocks(program, figures)
+    capability = None if figures is None else figures.compute_capability
+    if program.variant.kernel != _OF_ONE_WEIGHT:
+        capability = None
+    return fused and writes_weight(program.dims["rows"], capability)
 
 
 def writing_s(program: Program, figures: Device) -> float | None:

@@ -103,6 +103,13 @@ class Rank:
         return "cpu" if device_zoo.device(str(self.name)).kind == "cpu" else "cuda"
 
     @property
+    def compute_capability(self) -> str | None:
+        """Of a published GPU, as ``9.0``; ``None`` of one of the user's own host, and of others."""
+        if self.name.zoo is None:
+            return None
+        return device_zoo.device(self.name.zoo).compute_capability
+
+    @property
     def capacity(self) -> int:
         """`memory_bytes` where a plan needs it.
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from foreplan.solvers._chain_devices import CountedDevices
 from foreplan.solvers._chain_model import ChainModel
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainStage
@@ -114,6 +115,7 @@ class Price:
         back: ``[K, K]`` scalarised return hops.
         constant: seconds that turn scalarised costs into bounds.
         node: scalarised completion costs, once `Search.completions` was asked for them.
+        counted: devices that these count.
     """
 
     bound: float
@@ -126,6 +128,7 @@ class Price:
     back: FloatArray
     constant: float
     node: FloatArray | None = None
+    counted: CountedDevices | None = None
 
 
 def whole(model: ChainModel, view: StageView | None) -> Box:

@@ -6,19 +6,19 @@ Everything that is the same for every box of the search is worked out here once.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from foreplan.errors import SpecError
-from foreplan.solvers._chain_path import used_vectors
+from foreplan.solvers._chain_devices import CountedDevices, counted_devices, vectors
 from foreplan.solvers._stage_modes import StageModes, modes_of
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 
-MAX_STATES = 40_000_000
-"""Nodes of the dynamic programme that fit in memory (8 bytes each, a few copies)."""
+_ALL_COUNTED = 4_000_000
+"""Nodes up to which tables of completions count all devices from the start."""
+MOST_COUNTED = 40_000_000
+"""Nodes up to which they count those of which chains use too many (8 bytes each, a few copies)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class ChainModel:
     Attributes:
         problem: the instance.
         counts: ``[K]`` devices a type, at most L of each.
-        used: ``[U, K]`` vectors of used devices.
-        stride: ``[K]`` their index steps.
+        devices: what tables of completions count at first; `cheapest_path` counts on its own.
+        nodes: of such a table, for each vector of used devices.
         prefill_rounds: ``Mp - 1``, weight of max P.
         decode_rounds: ``n - 1``, weight of the decode round.
         caps_prefill: whether max P acts.
@@ -47,8 +47,8 @@ class ChainModel:
 
     problem: ChainProblem
     counts: IntArray
-    used: IntArray
-    stride: IntArray
+    devices: CountedDevices
+    nodes: int
     prefill_rounds: int
     decode_rounds: int
     caps_prefill: bool
@@ -69,9 +69,6 @@ def model_of(problem: ChainProblem) -> ChainModel:
 
     Sum D can only exceed ``m * max D`` if more than m stages and hops lie on the round trip, so
     with enough micro-batches the decode round is the bottleneck alone.
-
-    Raises:
-        SpecError: too many different devices for the dynamic programme.
     """
     decode_rounds = problem.new_tokens - 1
     link, back = problem.link_decode_s, problem.link_return_decode_s
@@ -79,16 +76,7 @@ def model_of(problem: ChainProblem) -> ChainModel:
         link, back = (np.where(np.isfinite(x), 0.0, x) for x in (link, back))
     by_first = bool(np.any(back != back[:, :1]))
     counts = np.minimum(problem.counts, problem.n_layers)
-    states = math.prod(int(c) + 1 for c in counts) * problem.n_types * (problem.n_layers + 1)
-    states *= problem.n_types if by_first else 1
-    if states > MAX_STATES:
-        raise SpecError(
-            "ChainProblem.counts",
-            got=problem.counts.tolist(),
-            expected=f"at most {MAX_STATES} states of used devices, this makes {states}",
-            fix="leave out devices, or make equal ones equal in every number",
-        )
-    used, stride = used_vectors(counts)
+    nodes = problem.n_types * (problem.n_layers + 1) * (problem.n_types if by_first else 1)
     most = min(int(counts.sum()), problem.n_layers)
     on_the_way = most
     if most > 1:
@@ -100,8 +88,8 @@ def model_of(problem: ChainProblem) -> ChainModel:
     return ChainModel(
         problem=problem,
         counts=counts,
-        used=used,
-        stride=stride,
+        devices=counted_devices(counts, every=vectors(counts) * nodes <= _ALL_COUNTED),
+        nodes=nodes,
         prefill_rounds=problem.prefill_microbatches - 1,
         decode_rounds=decode_rounds,
         caps_prefill=problem.prefill_microbatches > 1,

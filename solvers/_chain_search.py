@@ -28,6 +28,7 @@ import numpy as np
 
 from foreplan.solvers._chain_ascent import ascend
 from foreplan.solvers._chain_box import Box, Multipliers, Price, Pricing
+from foreplan.solvers._chain_devices import CountedDevices
 from foreplan.solvers._chain_model import ChainModel, tally
 from foreplan.solvers._chain_path import cheapest_path, completion_costs
 from foreplan.solvers._chain_view import settle, thin
@@ -62,6 +63,7 @@ class Search:
         objective: its objective, ``inf`` without one.
         evaluations: spent so far.
         dropped: bound on what was cut off boxes because it reached the stop value.
+        devices: what tables of completions and labels count so far.
     """
 
     model: ChainModel
@@ -74,7 +76,11 @@ class Search:
     objective: float = math.inf
     evaluations: int = 0
     dropped: float = math.inf
+    devices: CountedDevices = field(init=False)
     _tie: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.devices = self.model.devices
 
     @property
     def stop(self) -> float:
@@ -182,9 +188,7 @@ class Search:
             back = np.where(np.isfinite(back), weights[1] * back, math.inf)
         # Bounds that are not those of the path's own multipliers make tangents that mislead.
         for _ in range(_LIFTS if self.has_budgets else 1):
-            total, path = cheapest_path(
-                arc_cost, hop, back, model.by_first, model.used, model.stride, model.counts
-            )
+            total, path = cheapest_path(arc_cost, hop, back, model.by_first, model.counts)
             rows = pricing.rows(path)
             if pricing.lift <= _LIFT * abs(total):
                 break
@@ -223,11 +227,12 @@ class Search:
 
     def completions(self, price: Price) -> FloatArray:
         """Scalarised completion costs behind a price; few prices are asked for them."""
-        if price.node is None:
+        if price.node is None or price.counted is not self.devices:
             model = self.model
+            price.counted = self.devices
             price.node = completion_costs(
-                price.arc_cost, price.hop, price.back, model.by_first, model.used, model.stride,
-                model.counts,
+                price.arc_cost, price.hop, price.back, model.by_first, self.devices.used,
+                self.devices.stride, model.counts,
             )  # fmt: skip
         return price.node
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from foreplan.solvers._chain_box import Box, Price, Pricing, StageView
 from foreplan.solvers._chain_labels import best_chain
+from foreplan.solvers._chain_model import MOST_COUNTED
 from foreplan.solvers._chain_path import through_costs
 from foreplan.solvers._chain_within import FREE
 from foreplan.solvers._stage_arcs import thin_out
@@ -28,9 +29,8 @@ def thin(search: Search, box: Box, price: Price, stop: float) -> None:
         price.arc_cost,
         price.hop,
         model.by_first,
-        model.used,
-        model.stride,
-        model.counts,
+        search.devices.used,
+        search.devices.stride,
         search.completions(price),
     )
     arc_start, arc_stop, kept = thin_out(
@@ -70,7 +70,8 @@ def settle(search: Search, pricing: Pricing, box: Box, price: Price) -> None:
     law = (model.prefill_rounds, model.decode_rounds, problem.decode_microbatches)
     acts = (
         model.omega_apart,
-        model.sums_decode,
+        # A chain of more devices than there are may have a sum D beyond those of all others.
+        model.sums_decode or not search.devices.every,
         problem.max_cost2 is not None,
         model.caps_prefill,
         model.caps_decode,
@@ -90,8 +91,8 @@ def settle(search: Search, pricing: Pricing, box: Box, price: Price) -> None:
             hop_d,
             back,
             model.by_first,
-            model.used,
-            model.stride,
+            search.devices.used,
+            search.devices.stride,
             model.counts,
             search.completions(price),
             np.array(box.low),
@@ -111,6 +112,14 @@ def settle(search: Search, pricing: Pricing, box: Box, price: Price) -> None:
         if gave_up:
             return
         box.bound = max(box.bound, objective)
+        lacking = search.devices.lacking(chain[:, 0])
+        if lacking is not None:
+            more = search.devices.counting(lacking, MOST_COUNTED / model.nodes)
+            box.starved = more is None
+            if more is None:
+                return
+            search.devices = more
+            continue
         if len(chain):
             search.accept(
                 tuple(

@@ -118,12 +118,10 @@ def filter_stages(
 
 def _room(search: Search, price: Price, arc: FloatArray, target: float) -> FloatArray:
     """``[K, L, L+1]`` cost at which a stage is too dear for any chain below the target."""
-    model = search.model
+    model, devices = search.model, search.devices
     node = completion_costs(
-        arc, price.hop, price.back, model.by_first, model.used, model.stride, model.counts
+        arc, price.hop, price.back, model.by_first, devices.used, devices.stride, model.counts
     )
-    through = through_costs(
-        arc, price.hop, model.by_first, model.used, model.stride, model.counts, node
-    )
+    through = through_costs(arc, price.hop, model.by_first, devices.used, devices.stride, node)
     reached = through < math.inf
     return np.where(reached, target - price.constant - np.where(reached, through, 0.0), -math.inf)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from foreplan.errors import SpecError
-from foreplan.solvers._chain_path import cheapest_path, used_vectors
+from foreplan.solvers._chain_path import cheapest_path
 from foreplan.solvers._stage_modes import modes_of, stage_sums
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
 from foreplan.solvers.chain_score import (
@@ -254,10 +254,11 @@ def _cheapest(
     if order is not None:
         return _cheapest_in_order(order, stage, hop, back)
     counts = np.minimum(problem.counts, problem.n_layers)
-    used, stride = used_vectors(counts)
     by_first = bool(np.any(back != back[:, :1]))
-    cost, path = cheapest_path(stage, hop, back, by_first, used, stride, counts)
-    return None if cost == math.inf else [(k, a, b) for k, a, b in path.tolist()]
+    cost, path = cheapest_path(stage, hop, back, by_first, counts)
+    if cost == math.inf or (np.bincount(path[:, 0], minlength=problem.n_types) > counts).any():
+        return None
+    return [(k, a, b) for k, a, b in path.tolist()]
 
 
 def _cheapest_in_order(

@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from foreplan.solvers._chain_driver import timeless
-from foreplan.solvers._chain_path import cheapest_path, used_vectors
+from foreplan.solvers._chain_path import cheapest_path
 from foreplan.solvers._stage_modes import modes_of, stage_sums
 from foreplan.solvers.chain_partition import solve
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray
@@ -171,11 +171,10 @@ def _least_shortage(
     back = np.where(np.isfinite(problem.link_return_decode_s), 0.0, math.inf)
     by_first = bool(np.any(back != back[:, :1]))
     counts = np.minimum(problem.counts, n_layers)
-    used, stride = used_vectors(counts)
-    short, path = cheapest_path(arc, hop, back, by_first, used, stride, counts)
+    short, path = cheapest_path(arc, hop, back, by_first, counts)
     if short == math.inf:
         return None
-    return float(short), [(k, a, b) for k, a, b in path.tolist()], need
+    return short, [(k, a, b) for k, a, b in path.tolist()], need
 
 
 def _memory_diagnosis(

@@ -7,7 +7,9 @@ device orders at once. The search is over boxes of caps::
     bound(box) = cheapest chain within the box's caps + bottlenecks at the box's lower corner
 
 -> boxes, multipliers for budgets and for ``max(sum D, m max D)``, cutting: ``_chain_search``
--> the dynamic programme: ``_chain_path``; boxes settled exactly by labels: ``_chain_labels``
+-> the dynamic programme: ``_chain_path``, in which only devices of types of which a cheapest chain
+   would use too many are counted: ``_chain_devices``; boxes settled exactly by labels:
+   ``_chain_labels``
 -> what a stage can be (labels over prefill, decode, memory, omega, cost2; layers with equal costs
    are interchangeable up to omega): ``_stage_labels``, kept in a ``_stage_table``
 -> what it leaves room for, which follows from the variants that it uses: ``_stage_modes``

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from foreplan.datasets.kernels import _fragment_rows
 from foreplan.datasets.kernels._cuda_source import cuda_kernel, nothing
-from foreplan.datasets.kernels.registry import FEW_ROWS, ROWS_A_CALL, Packed
+from foreplan.datasets.kernels.registry import ROWS_A_CALL, Packed, writes_weight
 
 GROUP = 64
 
@@ -72,7 +72,7 @@ def run(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     bits = 4 if packed.layout.startswith("int4") else 8
     if x.shape[0] > ROWS_A_CALL and _fragment_rows.fits(x):
         return _fragment_rows.run(x.contiguous(), packed, bias, bits)
-    if x.shape[0] > FEW_ROWS:
+    if writes_weight(x.shape[0]):  # of what has no such blocks, or too many rows for them
         return F.linear(x, unpacked(packed, bits), bias)
     x = x.contiguous()
     out = torch.empty(x.shape[0], packed.n, dtype=torch.bfloat16, device=x.device)

@@ -231,6 +231,16 @@ def quantises_activations(variant: Variant) -> bool:
     return variant.compute in ("int8", "fp8")
 
 
+def writes_weight(rows: int, compute_capability: str | None = None) -> bool:
+    """Whether the fused kernel of a weight writes it out in bf16 and multiplies that.
+
+    Args:
+        rows: of the input.
+        compute_capability: of the GPU, ``None`` = unknown, as of one without blocks of rows.
+    """
+    return rows > FEW_ROWS and not takes_blocks(rows, compute_capability)
+
+
 def computed_rows(variant: Variant, rows: int, compute_capability: str | None = None) -> int:
     """Rows in whose number a linear kernel's time has no steps.
 

@@ -8,7 +8,7 @@ the answer is dealt to concrete ranks afterwards. One problem a pair of micro-ba
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -170,9 +170,7 @@ class ServingChains:
         """Most that a stage of layers at these bits takes beside what it holds."""
         kind = self.kinds[k]
         shard, w = self._shards[kind.degree].model, self.pricing.workload
-        space = StageWorkspace(
-            shard, w, sizes, self.first(k).kernel_kind, kernels, degree=kind.degree
-        )
+        space = _workspace(shard, w, sizes, self.first(k), kernels, kind.degree)
         every = distinct_kinds(shard, w.prompt_tokens + w.new_tokens)
         return max(int(space.room_bytes(of, bits, 0).max()) for of in every)
 
@@ -239,9 +237,7 @@ class ServingChains:
             held[k] = [[layer_bytes(shard, STORAGE[b][0], of.mlp) + cache for b in bits]
                        for of in classes]  # fmt: skip
             variants = {} if (k, sizes) in self._failed else self.kernels(k, sizes).table
-            space = StageWorkspace(
-                shard, w, sizes, rank.kernel_kind, variants, degree=self.kinds[k].degree
-            )
+            space = _workspace(shard, w, sizes, rank, variants, self.kinds[k].degree)
             for need, (of, b) in enumerate(itertools.product(classes, bits)):
                 if f"{PREFILL}/linear/{b}" in variants:
                     once[k, need] = space.room_bytes(of, b, round(cache))
@@ -343,7 +339,7 @@ class ServingChains:
 
 
 def stage_items(
-    model: Model, workload: ServingWorkload, stage: StageDecision, sizes: MicroBatches, kind: str
+    model: Model, workload: ServingWorkload, stage: StageDecision, sizes: MicroBatches, rank: Rank
 ) -> dict[str, int]:
     """What each device of a stage holds, by item; of several the first, which holds most.
 
@@ -352,16 +348,27 @@ def stage_items(
         workload: batch and lengths.
         stage: the stage.
         sizes: of the micro-batches.
-        kind: ``cpu`` or ``cuda``.
+        rank: its first device.
     """
     shard = shard_model(model, stage.degree)
     items = static_bytes(shard, workload, stage.start, stage.end, stage.bits)
     table = stage_kernels(stage).table
-    workspace = StageWorkspace(shard, workload, sizes, kind, table, degree=stage.degree)
+    workspace = _workspace(shard, workload, sizes, rank, table, stage.degree)
     items["workspace"] = workspace.stage_bytes(
         stage.start, stage.end, stage.bits, items["kv_cache"]
     )
     return {name: size for name, size in items.items() if size}
+
+
+def _workspace(
+    model: Model, workload: ServingWorkload, sizes: MicroBatches, rank: Rank,
+    kernels: Mapping[str, Variant], degree: int,
+) -> StageWorkspace:  # fmt: skip
+    """Of a stage of so many devices like this one."""
+    return StageWorkspace(
+        model, workload, sizes, rank.kernel_kind, kernels, degree=degree,
+        compute_capability=rank.compute_capability,
+    )  # fmt: skip
 
 
 def static_bytes(

@@ -29,8 +29,10 @@ def why_infeasible(chains: ServingChains) -> InfeasibleError:
     least = (fewest,) * model.layers
     smallest = MicroBatches(workload.prefill_microbatch or 1, workload.decode_microbatch or 1)
     whole = static_bytes(model, workload, 0, model.layers, least)
-    kind = chains.cluster.ranks()[0].kernel_kind
-    space = StageWorkspace(model, workload, smallest, kind)
+    rank = chains.cluster.ranks()[0]
+    space = StageWorkspace(
+        model, workload, smallest, rank.kernel_kind, compute_capability=rank.compute_capability
+    )
     need = sum(whole.values()) + space.stage_bytes(0, model.layers, least, whole["kv_cache"])
     usable = chains.usable()
     have = float(usable @ chains.capacity)

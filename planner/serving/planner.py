@@ -308,7 +308,7 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         ledgers = []
         every = problem.cluster.ranks()
         for stage in decision.stages:
-            held = stage_items(model, w, stage, sizes, every[stage.rank].kernel_kind)
+            held = stage_items(model, w, stage, sizes, every[stage.rank])
             ledgers += [MemoryLedger(every[r].label, capacity[r], held) for r in stage.ranks]
         return tuple(ledgers)
 

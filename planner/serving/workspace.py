@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from foreplan.datasets.dtypes import GROUP_SIZE
 from foreplan.datasets.experts import computed_sizes
-from foreplan.datasets.kernels.registry import FEW_ROWS, kernels_for
+from foreplan.datasets.kernels.registry import kernels_for, writes_weight
 from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
 from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.linear_shape import LinearShape
@@ -67,15 +67,18 @@ class StageWorkspace:
         kind: ``cpu`` or ``cuda``.
         kernels: variants as in a decision; whatever is missing may be any that there is.
         degree: devices that share the stage.
+        compute_capability: of a GPU, ``None`` = unknown: some keep no weight in bf16 of an input of
+            tens of rows.
     """
 
     def __init__(
         self, model: Model, workload: ServingWorkload, sizes: MicroBatches, kind: str,
         kernels: Mapping[str, Variant] | None = None, *, degree: int = 1,
+        compute_capability: str | None = None,
     ) -> None:  # fmt: skip
         self._model, self._workload, self._sizes, self._kind = model, workload, sizes, kind
         self._kernels = kernels or {}
-        self._shared = degree > 1
+        self._shared, self._compute_capability = degree > 1, compute_capability
         prompt, new = workload.prompt_tokens, workload.new_tokens
         self._kinds = layer_kinds(model, prompt + new)
         self._passes = (
@@ -260,7 +263,7 @@ class StageWorkspace:
         """Most that a linear holds beside its input, the output included."""
         out = 2 * rows * n
         if variant.kernel == "foreplan.fragment_linear":
-            return out + (2 * n * k if rows > FEW_ROWS else 0)
+            return out + (2 * n * k if writes_weight(rows, self._compute_capability) else 0)
         if variant.kernel == "torch.dequant_linear":
             whole = n * -(-k // GROUP_SIZE["int4"]) * GROUP_SIZE["int4"]
             unpacking = _UNPACKING[variant.storage] * whole + _WORD_PADDING * n

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from foreplan.errors import SpecError
-from foreplan.solvers import _chain_driver, _stage_labels
+from foreplan.solvers import (
+    _chain_driver,
+    _chain_model,
+    _chain_path,
+    _chain_view,
+    _stage_labels,
+)
 from foreplan.solvers.chain_partition import ChainProblem, evaluate, solve
 from foreplan.solvers.enumerate import brute_force
 from foreplan.solvers.solution import SolutionStatus
@@ -115,18 +121,52 @@ def test_no_devices_is_infeasible(make_problem: Make) -> None:
     assert solve(replace(problem, counts=[0, 0])).status == SolutionStatus.INFEASIBLE
 
 
-def test_too_many_different_devices(make_problem: Make) -> None:
+def test_many_different_devices(make_problem: Make) -> None:
     one = make_problem(0, n_types=1, n_layers=4, n_variants=1, budgets=False)
-    k = 22
-    problem = ChainProblem(
-        counts=np.ones(k, dtype=int),
-        prefill_s=np.repeat(one.prefill_s, k, axis=0) * np.arange(1, k + 1)[:, None, None],
-        decode_s=np.repeat(one.decode_s, k, axis=0),
-        memory_bytes=np.repeat(one.memory_bytes, k, axis=0),
-        capacity_bytes=np.full(k, 100.0),
-    )
-    with pytest.raises(SpecError, match="states"):
-        solve(problem)
+
+    def problem(k: int) -> ChainProblem:
+        return ChainProblem(
+            counts=np.ones(k, dtype=int),
+            prefill_s=np.repeat(one.prefill_s, k, axis=0) * np.arange(1, k + 1)[:, None, None],
+            decode_s=np.repeat(one.decode_s, k, axis=0),
+            memory_bytes=np.repeat(one.memory_bytes, k, axis=0),
+            capacity_bytes=np.full(k, 1.1 * one.memory_bytes.max()),
+        )
+
+    few, many = solve(problem(4), gap=0.0), solve(problem(40), gap=0.0)  # one for each layer
+    assert many.status == SolutionStatus.OPTIMAL
+    assert many.objective == pytest.approx(few.objective, rel=1e-12)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_devices_counted_when_a_chain_uses_too_many(
+    block: int, make_problem: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if there were too many devices to count them all from the start.
+    monkeypatch.setattr(_chain_model, "_ALL_COUNTED", 0)
+    for seed in range(2000 + 40 * block, 2040 + 40 * block):
+        monkeypatch.setattr(_chain_driver, "_SMALL", -1 if seed % 2 else 25_000)
+        check_against_brute_force(make_problem(seed), gap=0.0)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_bounds_hold_where_devices_cannot_be_counted(
+    block: int, make_problem: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_chain_model, "_ALL_COUNTED", 0)
+    monkeypatch.setattr(_chain_view, "MOST_COUNTED", 0)
+    monkeypatch.setattr(_chain_path, "MOST_NODES", 0)
+    found = 0
+    for seed in range(3000 + 20 * block, 3020 + 20 * block):
+        problem = make_problem(seed)
+        expected = brute_force(problem)
+        got = solve(problem, gap=1e-6, max_evaluations=300)
+        assert got.lower_bound <= expected.objective * (1 + 1e-9)
+        assert got.objective >= expected.objective * (1 - 1e-9)
+        if got.status in (SolutionStatus.OPTIMAL, SolutionStatus.INFEASIBLE):
+            assert got.status == expected.status
+        found += got.found
+    assert found > 2  # prices alone keep to the counts in some
 
 
 def test_equal_devices_listed_one_by_one_are_one_type(make_problem: Make) -> None:

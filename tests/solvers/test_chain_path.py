@@ -7,15 +7,13 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreplan.solvers._chain_path import (
-    cheapest_path,
-    completion_costs,
-    through_costs,
-    used_vectors,
-)
+from foreplan.solvers import _chain_path
+from foreplan.solvers._chain_devices import counted_devices
+from foreplan.solvers._chain_path import cheapest_path, completion_costs, through_costs
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 
 Chain = tuple[tuple[int, int, int], ...]
@@ -63,8 +61,7 @@ def test_nothing_is_cheaper_than_the_cheapest_path(
     instance: tuple[FloatArray, FloatArray, FloatArray, bool, IntArray],
 ) -> None:
     arc, hop, back, by_first, counts = instance
-    used, stride = used_vectors(counts)
-    cost, path = cheapest_path(arc, hop, back, by_first, used, stride, counts)
+    cost, path = cheapest_path(arc, hop, back, by_first, counts)
     chains = {c: cost_of(c, arc, hop, back) for c in every_chain(counts, arc.shape[1])}
     assert cost == min(chains.values(), default=math.inf)
     if cost == math.inf:
@@ -74,12 +71,43 @@ def test_nothing_is_cheaper_than_the_cheapest_path(
     taken = tuple(map(tuple, path.tolist()))
     assert taken in best
     assert taken[0][0] == min(chain[0][0] for chain in best)
+    devices = counted_devices(counts, every=True)
+    used, stride = devices.used, devices.stride
     node = completion_costs(arc, hop, back, by_first, used, stride, counts)
-    through = through_costs(arc, hop, by_first, used, stride, counts, node)
+    through = through_costs(arc, hop, by_first, used, stride, node)
     for stage in np.ndindex(arc.shape):
         within = [worth for chain, worth in chains.items() if stage in chain]
         if arc[stage] < math.inf:
             assert through[stage] + arc[stage] == min(within, default=math.inf)
+
+
+@given(instances(), st.booleans())
+def test_counting_few_types_changes_no_path(
+    instance: tuple[FloatArray, FloatArray, FloatArray, bool, IntArray], whole: bool
+) -> None:
+    arc, hop, back, by_first, counts = instance
+    if not whole:  # few chains cost the same, and sums round
+        arc, hop = arc * math.pi / 7, hop * math.e / 7
+    cost, path = cheapest_path(arc, hop, back, by_first, counts)
+    every = counted_devices(counts, every=True)
+    same, other = _chain_path._cheapest(arc, hop, back, by_first, every.used, every.stride, counts)
+    assert cost == same
+    assert path.tolist() == other.tolist()
+
+
+@given(instances())
+def test_prices_bound_what_cannot_be_counted(
+    instance: tuple[FloatArray, FloatArray, FloatArray, bool, IntArray],
+) -> None:
+    arc, hop, back, by_first, counts = instance
+    best, _ = cheapest_path(arc, hop, back, by_first, counts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_chain_path, "MOST_NODES", 0)
+        bound, path = cheapest_path(arc, hop, back, by_first, counts)
+    assert bound <= best + 1e-9
+    if len(path) and (np.bincount(path[:, 0], minlength=len(counts)) <= counts).all():
+        chain = tuple(map(tuple, path.tolist()))
+        assert cost_of(chain, arc, hop, back) >= best
 
 
 @given(instances())
@@ -87,7 +115,8 @@ def test_completions_follow_from_one_another(
     instance: tuple[FloatArray, FloatArray, FloatArray, bool, IntArray],
 ) -> None:
     arc, hop, back, by_first, counts = instance
-    used, stride = used_vectors(counts)
+    devices = counted_devices(counts, every=True)
+    used, stride = devices.used, devices.stride
     node = completion_costs(arc, hop, back, by_first, used, stride, counts)
     layers = arc.shape[1]
     for f, u, k, i in np.ndindex(node.shape):
@@ -95,7 +124,7 @@ def test_completions_follow_from_one_another(
         if not there:
             assert node[f, u, k, i] == math.inf
         elif i == layers:
-            assert node[f, u, k, i] == (back[k, f] if used[u].sum() > 1 else 0.0)
+            assert node[f, u, k, i] == back[k, f]
         else:
             steps = [
                 hop[k, j] + arc[j, i, b] + node[f, u + stride[j], j, b]

@@ -97,6 +97,29 @@ def test_moments_of_a_layer_by_hand() -> None:
     assert between == workspace.stage_bytes(0, 16, (8,) * 16) + 64 * MIB + 16 * 4096 * 2
 
 
+@pytest.mark.parametrize(
+    ("prompts", "capability", "written"),
+    [
+        (3, None, False), (4, None, True), (4, "8.0", True), (4, "9.0", False),
+        (12, "9.0", False), (13, "9.0", True), (12, "10.0", True),
+    ],
+)  # fmt: skip
+def test_weights_are_written_out_where_no_kernel_takes_blocks_of_rows(
+    prompts: int, capability: str | None, written: bool
+) -> None:
+    """Prompts of 32: 96, 128, 384 and 416 rows."""
+    model = load_model("llama-3.1-8b")
+    w = ServingWorkload(batch=prompts, prompt_tokens=32, new_tokens=2)
+    workspace = StageWorkspace(
+        model, w, MicroBatches(prompts, prompts), "cuda", table(8, "fused"),
+        compute_capability=capability,
+    )  # fmt: skip
+    held = workspace.moments({(LayerKind("dense"), 8, False)}, last=False)["up"]
+    rows = 32 * prompts
+    beside = 2 * rows * (3 * 4096 + 28672)  # input, residual stream, norm, output
+    assert held == beside + (2 * 4096 * 28672 if written else 0)
+
+
 def test_the_first_layer_of_a_later_stage_takes_its_input_from_a_message() -> None:
     model = load_model("llama-3.1-8b")
     w = ServingWorkload(batch=16, prompt_tokens=512, new_tokens=32)
