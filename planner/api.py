@@ -326,6 +326,9 @@ def _named(decided: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     )
 
 
+_PLANS = "the same decision as the plan's"
+
+
 def _others(
     chosen: Planner[Any, Any],
     problem: Problem[Any],
@@ -341,13 +344,14 @@ def _others(
             rejected[name] = other
             continue
         if other == decision:
-            rejected[name] = "the same decision as the plan's"
+            rejected[name] = _PLANS
             continue
         try:
             kept[name] = (other, _checked(chosen, problem, other))
         except (InfeasibleError, MissingDataError) as error:
             rejected[name] = str(error)
-    return kept, rejected
+    plans = {f"the same decision as {name}" for name, why in rejected.items() if why == _PLANS}
+    return kept, {name: _PLANS if why in plans else why for name, why in rejected.items()}
 
 
 def _near(

@@ -183,6 +183,9 @@ def test_other_costs_decide_beside_the_plan() -> None:
     # Without profiles nothing is measured, so the same prices decide.
     same = {r.name: r.reason for r in made.rejected}
     assert same["decided from measured costs"] == "the same decision as the plan's"
+    for reason in same.values():  # a twin is named by what is shown of it
+        twin = reason.removeprefix("the same decision as ")
+        assert twin == reason or twin == "the plan's" or twin not in same
     assert "decided from predicted costs" not in names
     assert made.provenance.decided == {
         "predicted": "chosen", "measured": "chosen", "roofline": "decided from roofline costs",
