@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from foreplan.cost_models.costs import Estimate
 from foreplan.cost_models.lowering.graph_backward import ATTENTION_BACKWARD
+from foreplan.cost_models.operators.decoding_kernels import caches_s
 from foreplan.cost_models.operators.fitted_experts import FittedExperts
 from foreplan.cost_models.operators.slow_kernels import slow_seconds
 from foreplan.cost_models.program_table import program_table, recorded_libraries
@@ -121,7 +122,10 @@ class Predictor:
             mean, low, high = (
                 found * _times(programs, table) for found in self.model.predict_interval(table)
             )
-            slower = np.maximum(1.0, slow_seconds(programs, target) / mean)
+            least = np.maximum(
+                slow_seconds(programs, target), caches_s(table, target.memory_bandwidth)
+            )
+            slower = np.maximum(1.0, least / mean)
             mean, low, high = (found * slower for found in (mean, low, high))
         return [
             Estimate(float(m), float(lo), float(hi), "predicted") if np.isfinite(m) else None

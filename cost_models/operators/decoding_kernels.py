@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from foreplan.cost_models.operators.idle_kernel import USUAL_CLOCK_HZ, idle_kernel_s
 from foreplan.cost_models.operators.memory_time import memory_time
 from foreplan.cost_models.operators.operator_work import OperatorWork, widths
+from foreplan.datasets.sweeps.operator_cases import RECORDED
 from foreplan.datasets.sweeps.operator_table import OperatorTable
 
 Floats = NDArray[np.float64]
@@ -48,6 +49,9 @@ _SHARED_CYCLES, _SHARED_BYTES = 8500.0, 34.0
 #: Kernels before the shared one, which fill in positions and rotate; Hopper's for 8-bit caches does
 #: so itself (``theory``).
 _BEFORE = 2
+
+#: Share of the memory's bandwidth that is reached, as in `memory_time`.
+_REACHED = 0.85
 
 #: Blocks by head that are under way at once on a multiprocessor. Assumed.
 _RESIDENT = 4.0
@@ -97,6 +101,28 @@ def decoding_s(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Flo
     again = np.nan_to_num(1 / (1 + 0.75 * offer["l2"] / under_way), nan=1.0)
     alone = np.maximum(kept * (1 + again), blocks * cycles / hertz)
     return np.asarray(np.where(by_head(table, work, offer), alone, shared))
+
+
+def caches_s(table: OperatorTable, bandwidth: float | None) -> Floats:
+    """Seconds in which memory hands over the keys and values that decoding reads (N,).
+
+    A pass reads both, and so much else before it reads them again that L2 keeps none. The loop has
+    neither. 0 of other rows, of our own sweeps, which read as a pass does, and where the bandwidth
+    is unknown.
+
+    Args:
+        table: rows that a plan asks for (N,).
+        bandwidth: of the device's memory, bytes/s, of which 0.85 is reached (`memory_time`).
+    """
+    d = table.dims
+    asked = (table.kind == "generation_attention") & [
+        not name.startswith(RECORDED) for name in table.library
+    ]
+    if not bandwidth or not asked.any():
+        return np.zeros(len(table))
+    seen = np.where(d["window"] > 0, np.minimum(d["keys"], d["window"] + 1), d["keys"])
+    moved = 2 * d["b"] * d["kv_heads"] * d["head_dim"] * seen * widths(table)[1]
+    return np.asarray(np.where(asked, moved / (_REACHED * bandwidth), 0.0))
 
 
 def _whole(table: OperatorTable, offer: Mapping[str, Floats]) -> Flags:

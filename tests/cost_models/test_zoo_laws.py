@@ -162,3 +162,25 @@ def test_a_sweep_inside_graphs_speaks_in_place_of_its_devices_eager_calls(
     assert base(others) != pytest.approx(base(pool))  # the sweep has its weight
     prices = [predictor.predict(add, device)[0].mean_s for device in (b200, h200)]
     assert prices[0] < 2 * prices[1]
+
+
+@pytest.mark.parametrize("kv_heads", [8, 32])
+@pytest.mark.parametrize("keys", [1024, 8192])
+def test_no_board_decodes_faster_than_its_memory_hands_over_the_caches(
+    keys: int, kv_heads: int, predictor: Predictor
+) -> None:
+    """Published tables may: their caches lie in L2, or hold keys alone."""
+    sdpa = Variant.parse("bf16/bf16/torch.sdpa")
+    asked = program(
+        "attention", sdpa, batch=32, queries=1, keys=keys, heads=32, kv_heads=kv_heads,
+        head_dim=128,
+    )  # fmt: skip
+    caches = 2 * 32 * keys * kv_heads * 128 * 2
+    found = []
+    for device in map(device_zoo.device, device_zoo.names()):
+        (price,) = predictor.supported([asked], device)
+        if device.kind == "cpu" or price is None or device.memory_bandwidth is None:
+            continue
+        found.append(device.name)
+        assert price.mean_s >= caches / device.memory_bandwidth, device.name
+    assert len(found) > 10
