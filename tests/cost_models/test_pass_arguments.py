@@ -34,7 +34,10 @@ def test_a_predictor_may_be_named() -> None:
     ("fields", "told"),
     [
         ({"predictor": "pretrained:nope"}, "no shipped model 'pretrained:nope'"),
-        ({"predictor": Path("nope")}, "got 'nope', expected pretrained:NAME or"),
+        (
+            {"predictor": Path("nope")},
+            "got 'nope', expected pretrained:ops, pretrained:programs or",
+        ),
         ({"predictor": 3}, r"predict_latency: predictor: got 'int', expected what Predictor\.load"),
         ({"profile": "nope.json"}, "nope.json: got 'No such file"),
         ({"profile": 3}, r"predict_latency: profile: got 'int', expected what Profile\.load"),
