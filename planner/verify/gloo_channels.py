@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.ranks.gloo_wait import nicer_reader, wait_awake
+from foreplan.datasets.ranks.gloo_wait import nicer_reader, patient_reader, wait_awake
 from foreplan.datasets.ranks.host_group import HostGroup
 from foreplan.planner.verify.clock import Clock, HostClock
 from foreplan.planner.verify.collectives import started
@@ -19,6 +19,8 @@ from foreplan.planner.verify.rank_program import Step
 if TYPE_CHECKING:
     import torch
 
+
+_Reader = Callable[[], contextlib.AbstractContextManager[None]]
 
 #: What `HostGroup` can do.
 _SHARED = ("all_reduce", "all_gather")
@@ -52,14 +54,15 @@ class GlooChannels:
         self._rank = rank
         self._clock = clock
         self._timeout = timeout
-        self._pairs: Any = kept.take("messages", partial(self._open, None))
+        self._pairs: Any = kept.take("messages", partial(self._open, None, patient_reader))
         self._beside = beside
         self._groups: dict[tuple[int, ...], Any] = {}
         self._hosts: dict[tuple[int, ...], HostGroup] = {}
         for kind, members in groups:
             if kind == "collective":
                 alone = members not in beside
-                group = kept.take(("sums", members, alone), partial(self._open, members, alone))
+                reader = nicer_reader if alone else contextlib.nullcontext
+                group = kept.take(("sums", members, alone), partial(self._open, members, reader))
                 self._groups[members] = group
                 if rank in members and alone:
                     shared = kept.take(
@@ -71,11 +74,11 @@ class GlooChannels:
         self._waits: dict[int, tuple[Callable[[], object], Callable[[], None] | None]] = {}
         self._seen: dict[int, list[int]] = {}
 
-    def _open(self, members: tuple[int, ...] | None, alone: bool = False) -> Any:
-        """Make a group, of all ranks if none are given, with nothing computed beside its sums."""
+    def _open(self, members: tuple[int, ...] | None, reader: _Reader) -> Any:
+        """Make a group, of all ranks if none are given, and have it read so."""
         import torch.distributed as dist
 
-        with nicer_reader() if alone else contextlib.nullcontext():
+        with reader():
             ranks = None if members is None else list(members)
             return dist.new_group(ranks, backend="gloo", timeout=self._timeout)
 

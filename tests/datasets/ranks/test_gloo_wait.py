@@ -19,7 +19,7 @@ import os, sys, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from foreplan.datasets.ranks.gloo_wait import _readers, nicer_reader, wait_awake
+from foreplan.datasets.ranks.gloo_wait import _readers, nicer_reader, patient_reader, wait_awake
 rank, store = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2,
@@ -29,6 +29,9 @@ with nicer_reader():
     group = dist.new_group([0, 1])
 own = os.getpriority(os.PRIO_PROCESS, os.getpid())
 said.append([os.getpriority(os.PRIO_PROCESS, t) - own for t in sorted(_readers())])
+with patient_reader():
+    messages = dist.new_group([0, 1])
+said.append([os.sched_getscheduler(t) == os.SCHED_BATCH for t in sorted(_readers())])
 for late_s in (0.0, 0.2):
     if rank == 1:
         time.sleep(late_s)
@@ -67,7 +70,7 @@ def test_sums_are_done_and_a_lost_rank_is_an_error(tmp_path: Path) -> None:
             rank.kill()
     total, part = 3.0 * 3072, 2.0 * 1536
     nice = [0, min(10, 19 - os.getpriority(os.PRIO_PROCESS, 0))]
-    both = f"[{nice}, {total}, {total}, {part}"
+    both = f"[{nice}, [False, False, True], {total}, {total}, {part}"
     assert said == [f"{both}, 'lost']", f"{both}]"]
 
 
