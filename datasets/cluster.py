@@ -377,10 +377,8 @@ def _measuring(a: Rank, b: Rank) -> str:
     """What makes the link of two ranks known."""
     if a.host == b.host:
         if a.name.kind == b.name.kind == "cuda" and a.name.index == b.name.index:
-            return (
-                f"slices of one GPU cannot run at the same time; plan for one of them, or as if "
-                f"they were apart: {a.name}@a,{b.name}@b"
-            )
+            once = "slices of one GPU cannot run at the same time; plan for one of them, or as if"
+            return f"{once} they were apart: {a.name}@a,{b.name}@b"
         return (
             f"'foreplan profile' on {a.host} measures the links of its devices; or write one under "
             f"tiers (scope: host); devices apart on hosts of their own: {a.name}@a,{b.name}@b"
