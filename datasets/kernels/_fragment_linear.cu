@@ -1,7 +1,10 @@
-// x[rows, k] times the transpose of a weight of int4, int8 or bf16 values, for few rows (at most 8 *
-// NT of a weight).
+// x[rows, k] times the transpose of a weight of int4, int8, fp8 or bf16 values, for few rows (at most
+// 8 * NT of a weight).
 //
-// A weight of bf16 lies row by row; a lane reads 16 inputs of two features. Any other is stored as
+// A weight of bf16 lies row by row; a lane reads 16 inputs of two features. With FP8 two values of 8
+// bits, of weight and inputs alike, stand where one of 16 would and k counts such pairs; as a product
+// of fp8 takes its values from the same bytes, and the order of a sum is free, nothing else changes
+// but the instruction and the scales of features and rows. Any other weight is stored as
 // the fragments that mma.m16n8k16 takes (see _fragment_linear.py), so that a lane reads 16 bytes at
 // a time and turns two values into bf16 by one logical operation: 0x4300 | q is 128 + q. With int4
 // the excess of 128 is taken off by the sum of the inputs, which one more product with ones
@@ -11,29 +14,39 @@
 // With GROUPED the weights of several experts lie one behind another and so do their rows, of which
 // expert e has those before ends[e]. Each expert's rows take as many blocks along y as they fill.
 //
-// Defined by the caller: BITS (4, 8, 16), NT (tiles of 8 rows), MT (tiles of 16 features a warp), KW
-// (warps along the inputs), DEPTH (groups of 64 inputs in flight), GROUPED (0, 1), NAME, UNPACK.
+// Defined by the caller: BITS (4, 8, 16), FP8 (0; 1 with 16 bits), NT (tiles of 8 rows), MT (tiles of 16
+// features a warp), KW (warps along the inputs), DEPTH (groups of 64 inputs in flight), GROUPED (0, 1),
+// NAME, UNPACK.
 #define DEV __device__ __forceinline__
 typedef unsigned int u32;
 typedef unsigned short u16;
 DEV u32 lop(u32 a, u32 m, u32 o){ u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(m), "r"(o)); return r; }
 // a - b; there is no such instruction before compute capability 9.0.
 DEV u32 sub2(u32 a, u32 b){ u32 r; asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(b), "r"(0xbf80bf80), "r"(a)); return r; }
+#if FP8
+#define PRODUCT "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+#else
+#define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+#endif
 DEV void mma(float* c, const u32* a, u32 b0, u32 b1){
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+  asm volatile(PRODUCT "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
    : "+f"(c[0]),"+f"(c[1]),"+f"(c[2]),"+f"(c[3]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]),"r"(b0),"r"(b1)); }
 DEV void mma0(float* c, const u32* a, u32 b0, u32 b1){
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
+  asm volatile(PRODUCT "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
    : "=f"(c[0]),"=f"(c[1]),"=f"(c[2]),"=f"(c[3]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]),"r"(b0),"r"(b1),"f"(0.f)); }
 DEV float bf(u16 v){ return __uint_as_float(((u32)v)<<16); }
 DEV u16 tobf(float f){ u32 u=__float_as_uint(f); if((u&0x7fffffff)>0x7f800000) return 0x7fff; u += 0x7fff + ((u>>16)&1); return (u16)(u>>16); }
 constexpr int F = MT*16, R = NT*8, VEC = BITS/4;
-// Partial sums of all warps at once, if they fit into the 48 KB of static shared memory.
+// Partial sums of all warps at once, or of half of them, in the 48 KB of static shared memory.
 constexpr int EACH = R*(F + 4)*4;
-constexpr int SLOTS = KW*EACH <= 49152 ? KW : KW*EACH/2 <= 49152 ? KW/2 : KW/4;
+constexpr int SLOTS = KW*EACH <= 49152 ? KW : KW/2;
+static_assert(SLOTS*EACH <= 49152, "sums of half of the warps do not fit");
 extern "C" __global__ void __launch_bounds__(KW*32) NAME(
     const u16* __restrict__ x, const uint4* __restrict__ w, const uint2* __restrict__ sz, const u16* __restrict__ rowscale,
     u16* __restrict__ out, const u16* __restrict__ bias, int rows, int n, int k
+#if FP8
+    , const float* __restrict__ featurescale, const float* __restrict__ inputscale
+#endif
 #if GROUPED
     , const int* __restrict__ ends, int experts
 #endif
@@ -63,6 +76,9 @@ extern "C" __global__ void __launch_bounds__(KW*32) NAME(
   w += (size_t)expert*(n/16)*groups*VEC*32;
   if (BITS == 4) sz += (size_t)expert*(n/16)*groups*8; else rowscale += (size_t)expert*n;
   if (bias) bias += (size_t)expert*n;
+#if FP8
+  featurescale += (size_t)expert*n; inputscale += first;
+#endif
 #endif
   const int g0 = groups*kw/KW, gn = groups*(kw + 1)/KW - g0;
   const int mtiles = n / 16, m0 = blockIdx.x*MT;
@@ -197,6 +213,9 @@ extern "C" __global__ void __launch_bounds__(KW*32) NAME(
     #pragma unroll
     for (int j = 0; j < SLOTS; j++) v += sums[j][r][f];
     if (BITS == 8) v *= bf(rowscale[to]);
+#if FP8
+    v *= featurescale[to]*inputscale[r];
+#endif
     if (bias) v += bf(bias[to]);
     out[(size_t)r*n + to] = tobf(v);
   }

@@ -135,7 +135,14 @@ def _shape(bits: int, row_tiles: int, n: int) -> tuple[int, int, int]:
 
 @functools.cache
 def compiled(
-    bits: int, row_tiles: int, feature_tiles: int, warps: int, depth: int, *, grouped: bool = False
+    bits: int,
+    row_tiles: int,
+    feature_tiles: int,
+    warps: int,
+    depth: int,
+    *,
+    grouped: bool = False,
+    fp8: bool = False,
 ) -> tuple[Any, Any]:
     """The kernel for few rows, of one weight or of several experts', and the one that unpacks.
 
@@ -143,9 +150,9 @@ def compiled(
         MissingDataError: as `cuda_kernel`.
     """
     shape = f"{bits}_{row_tiles}_{feature_tiles}_{warps}_{depth}"
-    name = f"{'grouped' if grouped else 'fragment'}_linear_{shape}"
+    name = f"{'grouped' if grouped else 'fragment'}_linear{'_fp8' * fp8}_{shape}"
     macros = {
-        "BITS": bits, "NT": row_tiles, "MT": feature_tiles, "KW": warps,
+        "BITS": bits, "FP8": int(fp8), "NT": row_tiles, "MT": feature_tiles, "KW": warps,
         "DEPTH": depth, "GROUPED": int(grouped),
         "NAME": name, "UNPACK": f"{name}_unpack",
     }  # fmt: skip

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foreplan.datasets.kernels import _fragment_linear
-from foreplan.datasets.kernels._fp8_rows import fp8_rows
+from foreplan.datasets.kernels import _fp8_linear, _fragment_linear
 from foreplan.datasets.kernels._kernel_layouts import unpack_nibbles, unpack_words
 from foreplan.datasets.kernels.registry import Packed
 from foreplan.datasets.program import Variant
@@ -39,24 +38,6 @@ def _fp32_linear(x: Tensor, packed: Packed, bias: Tensor | None, *, precision: s
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-def _scaled_mm(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """Fp8 x fp8 with one scale a row on both sides; the input is quantised at each call.
-
-    Tensor cores add up as they please: up to 0.7 of the time at few rows on an H200, and the error
-    stays that of fp8, 0.0265 to 0.0272 (docs/results/kernels.md).
-    """
-    quantised, scale = fp8_rows(x)
-    return torch._scaled_mm(
-        quantised,
-        packed.tensors["weight"].t(),
-        scale_a=scale,
-        scale_b=packed.tensors["scale"][None, :],
-        bias=bias,
-        out_dtype=torch.bfloat16,
-        use_fast_accum=True,
-    )
-
-
 def _int8_dequant(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
     out = F.linear(x, packed.tensors["weight"].to(x.dtype)).mul_(packed.tensors["scale"])
     return out if bias is None else out.add_(bias)
@@ -76,7 +57,7 @@ _ROWS: dict[str, Run] = {
     "bf16/bf16/torch.linear": _linear,
     "fp32/fp32/torch.linear": functools.partial(_fp32_linear, precision="ieee"),
     "fp32/tf32/torch.linear": functools.partial(_fp32_linear, precision="tf32"),
-    "fp8/fp8/torch.scaled_mm": _scaled_mm,
+    "fp8/fp8/torch.scaled_mm": _fp8_linear.run,
     "int8/bf16/foreplan.fragment_linear": _fragment_linear.run,
     "int4/bf16/foreplan.fragment_linear": _fragment_linear.run,
     "int8/bf16/torch.dequant_linear": _int8_dequant,

@@ -11,11 +11,15 @@ from typing import Any
 
 from foreplan.datasets.program import Variant
 
-#: Linear kernels that multiply the rows of all experts of a layer at once (`grouped_experts`), and
-#: the compute capabilities on which they do: elsewhere `torch._grouped_mm` is a loop that asks the
-#: GPU for the rows of each expert (torch 2.11, ``aten/src/ATen/native/cuda/GroupedBlas.cpp``).
-_GROUPED_KERNELS = ("torch.linear", "foreplan.fragment_linear")
-_GROUPED_ON = (9, 10)
+#: Computations and linear kernels that multiply the rows of all experts of a layer at once
+#: (`grouped_experts`), and the compute capabilities on which they do: elsewhere `torch._grouped_mm`
+#: is a loop that asks the GPU for the rows of each expert, and `torch._scaled_grouped_mm` is not
+#: there (torch 2.11, ``aten/src/ATen/native/cuda/GroupedBlas.cpp``).
+_GROUPED_ON = {
+    ("bf16", "torch.linear"): (9, 10),
+    ("bf16", "foreplan.fragment_linear"): (9, 10),
+    ("fp8", "torch.scaled_mm"): (9,),
+}
 
 
 def runs_grouped(variant: Variant, compute_capability: float | None = None) -> bool:
@@ -27,8 +31,8 @@ def runs_grouped(variant: Variant, compute_capability: float | None = None) -> b
         variant: of the experts' linears.
         compute_capability: of the GPU, as 9.0; ``None`` = of one that can, if any does.
     """
-    there = variant.compute == "bf16" and variant.kernel in _GROUPED_KERNELS
-    return there and (compute_capability is None or int(compute_capability) in _GROUPED_ON)
+    there = _GROUPED_ON.get((variant.compute, variant.kernel), ())
+    return bool(there) and (compute_capability is None or int(compute_capability) in there)
 
 
 def expert_mlps() -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from foreplan.datasets.experts import Experts
 from foreplan.datasets.kernels.expert_kernels import runs_grouped
-from foreplan.datasets.kernels.registry import FEW_ROWS
+from foreplan.datasets.kernels.registry import FEW_ROWS, quantises_activations
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 
@@ -34,7 +34,9 @@ def expert_bytes(
     if not any(runs_grouped(variant) for variant in variants):
         return normed + in_turn
     fused = any(v.kernel == _FUSED for v in variants)
-    return normed + max(in_turn, _all_at_once(model, experts, rows, fused=fused))
+    rounded = any(quantises_activations(v) for v in variants)
+    at_once = _all_at_once(model, experts, rows, fused=fused, rounded=rounded)
+    return normed + max(in_turn, at_once)
 
 
 def routing_bytes(experts: Experts) -> int:
@@ -54,17 +56,19 @@ def _in_turn(model: Model, experts: Experts, rows: int) -> int:
     return rows * (routing_bytes(experts) + each)
 
 
-def _all_at_once(model: Model, experts: Experts, rows: int, *, fused: bool) -> int:
+def _all_at_once(model: Model, experts: Experts, rows: int, *, fused: bool, rounded: bool) -> int:
     """A row is gathered for every expert that it chose, and lies so until it is added up.
 
     A choice with its share takes 28 bytes. Fused kernels for many rows unpack one linear of all
-    experts.
+    experts. Inputs that are rounded to 8 bits lie beside the product, with a scale each.
     """
     drawn = rows * experts.active
     wide, inner = 2 * drawn * model.hidden, 2 * drawn * experts.ffn
     up, down = (2 * shape.n * shape.k * experts.count for shape in model.expert_linears)
     if not fused or drawn <= FEW_ROWS * experts.count:
         up = down = 0
+    if rounded:
+        up, down = up + drawn * (model.hidden + 4), down + drawn * (experts.ffn + 4)
     return 28 * drawn + max(
         wide + 2 * inner + up,
         4 * inner,  # gate, up, the gate's activation and their product

@@ -31,8 +31,8 @@ LAYERS = {
     "small": {"experts": 16, "active": 4, "ffn": 512, "hidden": 1024},
 }
 KERNELS = (
-    "bf16/bf16/torch.linear", "int8/bf16/foreplan.fragment_linear",
-    "int4/bf16/foreplan.fragment_linear",
+    "bf16/bf16/torch.linear", "fp8/fp8/torch.scaled_mm",
+    "int8/bf16/foreplan.fragment_linear", "int4/bf16/foreplan.fragment_linear",
 )  # fmt: skip
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
 _CALLS, _ROUNDS = 20, 5

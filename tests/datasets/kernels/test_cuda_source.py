@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreplan.datasets.kernels import _expert_routes, _fragment_linear, _fragment_rows
+from foreplan.datasets.kernels import _expert_routes, _fp8_linear, _fragment_linear, _fragment_rows
 from foreplan.datasets.kernels._cuda_source import cuda_kernel
 from foreplan.datasets.kernels.row_shapes import RowShape
 from foreplan.errors import MissingDataError
@@ -57,3 +57,20 @@ def test_kernels_for_few_rows_are_made_for_older_gpus_too(bits: int, architectur
         head = "".join(f"#define {name} {value}\n" for name, value in given.items())
         made, _ = _nvrtc_compile(head + file.read_text(), "k", compute_capability=architecture)
         assert made
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs NVRTC")
+@pytest.mark.parametrize("architecture", ["89", "90", "100"])
+def test_few_rows_of_fp8_are_multiplied_where_there_is_fp8(architecture: str) -> None:
+    from torch.cuda._utils import _nvrtc_compile
+
+    source = Path(_fragment_linear.__file__).with_suffix(".cu").read_text()
+    macros = {"BITS": 16, "FP8": 1, "NT": 2, "MT": 2, "KW": 4, "DEPTH": 2}
+    for grouped in (0, 1):
+        given = macros | {"GROUPED": grouped, "NAME": "k", "UNPACK": "u"}
+        head = "".join(f"#define {name} {value}\n" for name, value in given.items())
+        made, _ = _nvrtc_compile(head + source, "k", compute_capability=architecture)
+        assert made
+    scales = Path(_fp8_linear.__file__).with_name("_fp8_scales.cu").read_text()
+    made, _ = _nvrtc_compile(scales, "fp8_scales", compute_capability=architecture)
+    assert made

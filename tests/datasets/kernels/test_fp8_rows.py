@@ -17,7 +17,9 @@ needs_fp8 = pytest.mark.skipif(
 
 
 @needs_fp8
-@pytest.mark.parametrize("shape", [(1, 8), (3, 16), (17, 264), (5, 8192), (2, 20480), (0, 64)])
+@pytest.mark.parametrize(
+    "shape", [(1, 8), (3, 16), (17, 264), (5, 8192), (2, 20480), (3, 73728), (0, 64)]
+)
 def test_rows_are_scaled_to_their_largest_and_rounded_to_nearest(shape: tuple[int, int]) -> None:
     x = torch.randn(shape, device="cuda").mul_(3.0).bfloat16()
     values, scale = fp8_rows(x)
@@ -46,10 +48,12 @@ def test_layouts_zeros_small_rows_and_what_is_no_number() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs NVRTC")
+@pytest.mark.parametrize("kept", [4, 8])
 @pytest.mark.parametrize("architecture", ["89", "90", "100"])
-def test_it_compiles_for_every_gpu_with_fp8(architecture: str) -> None:
+def test_it_compiles_for_every_gpu_with_fp8(architecture: str, kept: int) -> None:
     from torch.cuda._utils import _nvrtc_compile
 
-    source = Path(_fp8_rows.__file__).with_suffix(".cu").read_text()
+    source = f"#define KEPT {kept}\n#define NAME fp8_rows\n"
+    source += Path(_fp8_rows.__file__).with_suffix(".cu").read_text()
     made, _ = _nvrtc_compile(source, "fp8_rows", compute_capability=architecture)
     assert made

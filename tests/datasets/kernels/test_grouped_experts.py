@@ -19,6 +19,7 @@ from foreplan.datasets.program import Variant, program
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 BF16 = Variant.parse("bf16/bf16/torch.linear")
 FUSED = [Variant.parse(f"int{bits}/bf16/foreplan.fragment_linear") for bits in (4, 8)]
+FP8 = Variant.parse("fp8/fp8/torch.scaled_mm")
 ACTIVE, FFN, HIDDEN = 2, 128, 192
 #: Sizes that torch's own grouped product takes at any number of rows.
 UNEVEN = (40, 72)
@@ -104,7 +105,8 @@ def test_all_at_once_is_one_by_one(rows: int, alike: bool) -> None:
 def test_processors_and_kernels_of_one_weight_have_no_such_kernel() -> None:
     assert grouped_experts(BF16, "cpu", HIDDEN, FFN) is None
     there = {v for v in kernels_for("experts", "cuda") if runs_grouped(v, 9.0)}
-    assert there == {BF16, *FUSED}
+    assert there == {BF16, *FUSED, FP8}
+    assert not runs_grouped(FP8, 10.0)
     assert not any(runs_grouped(v, capability) for v in there for capability in (8.0, 8.9, 12.0))
 
 
@@ -151,6 +153,32 @@ def test_on_a_gpu(variant: Variant, rows: int, count: int, alike: bool) -> None:
     graph.replay()
     assert torch.equal(first, out)
     assert error(out, layer.reference(x, chosen, share)) < 0.01
+
+
+@CUDA
+@pytest.mark.parametrize(
+    "sizes", [(128, 256), (144, 160)]
+)  # by either kernel, and by torch's alone
+@pytest.mark.parametrize("rows", [1, 33, 200, 400, 2500])
+def test_of_fp8_on_a_gpu(rows: int, sizes: tuple[int, int]) -> None:
+    ffn, hidden = sizes
+    run = grouped_experts(FP8, "cuda", hidden, ffn)
+    if run is None:
+        pytest.skip("needs compute capability 9")
+    layer = Layer(FP8, 40, "cuda", sizes)
+    x, (chosen, share) = layer.drawn(rows, hidden).bfloat16(), routes(rows, 40, False, "cuda")
+    biases = layer.biases()
+    one_by_one = expert_mlps()(x, chosen, share, layer.ups, layer.downs, layer.run, activate)
+    out = run(x, chosen, share, *layer.all, activate)
+    # Half a unit of bf16 decides where fp8 rounds to, whose units are 16 times as wide.
+    assert error(out, one_by_one.float()) < 0.03
+    assert error(out, layer.reference(x, chosen, share)) < 0.05
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(x, chosen, share, *layer.all, activate, biases)
+    chosen.copy_((chosen + 1) % 40)
+    graph.replay()
+    assert error(out, layer.reference(x, chosen, share, biases)) < 0.05
 
 
 @CUDA
