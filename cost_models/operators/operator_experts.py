@@ -33,6 +33,10 @@ Floats = NDArray[np.float64]
 #: falls back to the structure. Fitted on leave-one-chip-out folds, one a family.
 _BELIEF = MappingProxyType({"product": 0.8, "wide": 0.85})
 
+#: The same of TensorRT-LLM's prompts, whose structure holds on a chip by itself. Fitted likewise:
+#: any two of three chips prefer it, or less, to all.
+_PROMPT_BELIEF = 0.75
+
 #: Families whose unseen devices get the experts' weighted median offset; others take the believed
 #: share of the weighted mean.
 _ANCHORED = frozenset({"product", "conv"})
@@ -42,6 +46,9 @@ _BY_WIDTH = frozenset({"context", "generation"})
 
 #: Chips with the row's data type from which a median says something of offsets. Assumed.
 _ENOUGH_CHIPS = 3
+
+#: The library whose attention of prompts is told apart by kernels (`prompt_kernels`).
+_LIBRARY = "trtllm"
 
 #: Features of how the rows of a product's operands and of its result lie, and from which power of
 #: two on libraries load them in words of 16 bytes (8 numbers of 16 bits).
@@ -149,7 +156,8 @@ def mix(
         base = np.full(count, np.nan)
     elif stranger:
         share = share / share.sum()
-        belief = _BELIEF.get(family, 1.0)
+        timed = family == "context" and library == _LIBRARY
+        belief = _PROMPT_BELIEF if timed else _BELIEF.get(family, 1.0)
         alike = {expert.device.chip for expert, _ in weights if expert.dtype == dtype}
         if family in _ANCHORED and len(alike) >= _ENOUGH_CHIPS:
             base = belief * (own - offsets) @ share + _weighted_median(offsets, share)
@@ -223,7 +231,7 @@ def _alike(
     """
     if not pool:
         return pool
-    if pool[0].family == "context" and library == "trtllm":
+    if pool[0].family == "context" and library == _LIBRARY:
         kernels = takes_turns(device), multiplies_narrow(dtype)
         found = [e for e in pool if (takes_turns(e.device), multiplies_narrow(e.dtype)) == kernels]
         return [e for e in found if e.library == library] or pool

@@ -51,11 +51,10 @@ _SMALL_HEAD, _SHORT, _SHORT_ON_HOPPER = 64, 64, 256
 _EXPONENTIALS = 16.0
 
 #: Cycles that 64 queries of a head wait beside their tiles, share of them that is left where other
-#: blocks take turns, share of the peak and of the exponentials that is reached, and of the bytes
-#: that memory has to move, as the next kernel finds some in L2. ``fitted`` on 16-bit rows of A100
-#: and L40S together (3,970; 0.79; 0.61; 0.79). The A100 alone says 3,590, 0.99, 0.61 and 0.56, the
-#: L40S alone 4,340, 0.99, 0.60 and 0.78 (docs/results/operators_history.md).
-_WAIT, _LEFT, _REACHED, _MOVED = 4000.0, 0.8, 0.6, 0.78
+#: blocks take turns, share of the peak and of the exponentials that is reached, and how much longer
+#: than its bytes the kernel before takes. ``fitted`` on rows of 16 bits; two of three chips say
+#: 4,030-4,910; 0.71-0.84; 0.56-0.60; 1.13-1.28 (docs/results/operators_history.md).
+_WAIT, _LEFT, _REACHED, _ROTATING = 4600.0, 0.75, 0.585, 1.2
 
 #: Power of the share that a board's power limit leaves of its peak. Assumed: half, as what units
 #: spend goes with how busy they are.
@@ -108,8 +107,9 @@ def prompt_s(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Float
     wait = _WAIT * queries / 64 / clock
     turns = np.ceil(d["b"] * d["heads"] * np.ceil(d["queries"] / queries) / work.units)
     blocks = np.maximum(wait + a_key * most, turns * (_LEFT * wait + a_key * keys))
-    memory = _MOVED * _memory_s(table, work, offer)
-    return np.asarray(memory + blocks + _BEFORE * idle_kernel_s(offer["clock"]))
+    rotated, attended = _memory_s(table, work, offer)
+    fixed = _BEFORE * idle_kernel_s(offer["clock"])
+    return np.asarray(fixed + _ROTATING * rotated + np.maximum(attended, blocks))
 
 
 def _tiles(table: OperatorTable, capability: Floats) -> tuple[Floats, Floats, Flags]:
@@ -130,8 +130,10 @@ def _tiles(table: OperatorTable, capability: Floats) -> tuple[Floats, Floats, Fl
     return queries, np.where(alone, sequence, step), together
 
 
-def _memory_s(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]) -> Floats:
-    """Seconds in which the last two kernels' operands move, before what one leaves to the other.
+def _memory_s(
+    table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floats]
+) -> tuple[Floats, Floats]:
+    """Seconds in which operands of the last two kernels move (N,) each.
 
     All of it stays in L2 as long as what comes first does, queries, keys and values as they are
     before they are rotated: every call of the loop has the same.
@@ -139,12 +141,12 @@ def _memory_s(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Floa
     d, (act, cache) = table.dims, widths(table)
     tokens = d["b"] * d["queries"] * d["head_dim"]
     both = d["heads"] + 2 * d["kv_heads"]
-    rotated = np.where(_narrow(table), 1.0, act)
+    kept = np.where(_narrow(table), 1.0, act)
     first = tokens * both * act
-    written = tokens * (d["heads"] * rotated + 2 * d["kv_heads"] * cache)
-    attended = tokens * (both + d["heads"]) * rotated
-    moved = replace(work, bytes=first + written + attended)
-    return kept_time(moved, offer, first)
+    written = tokens * (d["heads"] * kept + 2 * d["kv_heads"] * cache)
+    attended = tokens * (both + d["heads"]) * kept
+    rotating, attending = (replace(work, bytes=moved) for moved in (first + written, attended))
+    return kept_time(rotating, offer, first), kept_time(attending, offer, first)
 
 
 def _narrow(table: OperatorTable) -> Flags:
