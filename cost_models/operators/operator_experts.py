@@ -243,7 +243,7 @@ def _alike(
 
 
 def _hopper(device: Device) -> bool:
-    return float(device.compute_capability or "nan") == HOPPER
+    return device.kind == "cuda" and float(device.compute_capability or "nan") == HOPPER
 
 
 def _heard(library: str, dtype: str, pool: Sequence[Expert]) -> list[tuple[Expert, str]]:

@@ -68,7 +68,8 @@ def is_timed_prompt(table: OperatorTable) -> Flags:
 
 def takes_turns(device: Device) -> bool:
     """Whether products and exponentials take turns on a device: before Hopper, or not known."""
-    return not float(device.compute_capability or "nan") >= _HOPPER
+    known = device.compute_capability if device.kind == "cuda" else None
+    return not float(known or "nan") >= _HOPPER
 
 
 def multiplies_narrow(dtype: str) -> bool:

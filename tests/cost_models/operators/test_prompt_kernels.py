@@ -89,6 +89,7 @@ def test_more_queries_take_no_less(device: str) -> None:
 
 def test_which_kernels_a_device_has() -> None:
     assert takes_turns(device_zoo.device("a100_sxm"))
+    assert takes_turns(device_zoo.device("mi100"))
     assert not takes_turns(device_zoo.device("h200"))
     assert multiplies_narrow("fp8/fp8")
     assert not multiplies_narrow("bfloat16/fp8")
