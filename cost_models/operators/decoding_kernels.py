@@ -4,8 +4,9 @@ That library has two kernels (``decoderXQAImplJIT.cpp``, ``kernelUtils.cpp``). O
 reads a cache once for all heads that share it: for 2 to 32 heads, where its blocks, one for each
 sequence, head of the cache and 128 tokens of it, are enough for a quarter of the multiprocessors.
 Else one block a sequence and head goes through that head's keys and then its values, *by head*, and
-spends cycles on every number, as it uses no matrix units. Caches of 8 bits are not cut into blocks
-of tokens, but on Hopper, which multiplies them as they are (``attentionOp.cpp``).
+spends cycles on every number, as it uses no matrix units, and more where it has to widen them.
+Caches of 8 bits are not cut into blocks of tokens, but on Hopper, whose shared kernel for them
+multiplies them as they are and runs two or three blocks at once (``attentionOp.cpp``).
 
 The loop (``collector/trtllm/collect_attn.py``) makes a cache of keys alone, from whose bytes values
 are read as well. So half of a cache is all that memory, or L2 from call to call, has to hold.
@@ -46,6 +47,18 @@ _BLOCK_CYCLES, _NUMBERS_A_CYCLE = 2600.0, 13.0
 #: 66, and serve as well (docs/results/operators_history.md).
 _SHARED_CYCLES, _SHARED_BYTES = 8500.0, 34.0
 
+#: Blocks of Hopper's shared kernel for 8-bit caches that a multiprocessor holds: 3 as long as heads
+#: of a group, in eights, by numbers of a head are at most this many, else 2; one of any other
+#: (``theory``, launch bounds of ``mha_sm90.cu`` and ``mha.cu``).
+_THREE_BLOCKS = 2048
+
+#: Conversions that a number of 8 bits takes on its way to one of 16: to 16, 32 and 16 bits again
+#: (``theory``, ``cudaTypeUtils.cuh``), how many of them a multiprocessor does in a cycle before
+#: Hopper (``theory``, CUDA C++ Programming Guide) and on it (assumed; from 39 on they do not show,
+#: nor do they in an H100's rows), and keys that a block goes through at least (in 16 bits, 16 keys
+#: take as long as 64 on A100 and H100).
+_CONVERSIONS, _CONVERTED, _CONVERTED_ON_HOPPER, _LEAST_KEYS = 3.0, 16.0, 64.0, 64.0
+
 #: Kernels before the shared one, which fill in positions and rotate; Hopper's for 8-bit caches does
 #: so itself (``theory``).
 _BEFORE = 2
@@ -53,8 +66,9 @@ _BEFORE = 2
 #: Share of the memory's bandwidth that is reached, as in `memory_time`.
 _REACHED = 0.85
 
-#: Blocks by head that are under way at once on a multiprocessor. Assumed.
-_RESIDENT = 4.0
+#: Blocks by head that are under way at once on a multiprocessor, so that one alone takes as long as
+#: so many, and tokens from which one is cut into as many as there are multiprocessors for. Assumed.
+_RESIDENT, _CUT = 4.0, 512
 
 
 def is_timed_by_loop(table: OperatorTable) -> Flags:
@@ -90,16 +104,24 @@ def decoding_s(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Flo
     parts = np.where(_whole(table, offer), 1.0, np.maximum(parts, 1))
     narrow = (widths(table)[1] < 2) & (offer["capability"] == HOPPER)
     bytes_seen = 2 * d["head_dim"] * seen / parts * np.where(narrow, 1, 2)
-    cycles = _SHARED_CYCLES + bytes_seen / _SHARED_BYTES
-    shared = np.maximum(kept, np.maximum(caches * parts, work.units) * cycles / hertz)
+    eights = np.ceil(d["heads"] / d["kv_heads"] / 8) * 8
+    held = np.where(eights * d["head_dim"] <= _THREE_BLOCKS, 3.0, 2.0)
+    # Blocks that a multiprocessor holds at once wait for the same while.
+    waits = np.maximum(caches * parts / np.where(narrow, held, 1.0), work.units) * _SHARED_CYCLES
+    reads = np.maximum(caches * parts, work.units) * bytes_seen / _SHARED_BYTES
+    shared = np.maximum(kept, (waits + reads) / hertz)
     shared = shared + np.where(narrow, 0, _BEFORE) * idle_kernel_s(offer["clock"])
 
     blocks = d["b"] * d["heads"]
-    cycles = _BLOCK_CYCLES + 2 * d["head_dim"] * seen / _NUMBERS_A_CYCLE
+    pieces = np.where(seen >= _CUT, np.maximum(np.floor(work.units / blocks), 1), 1.0)
+    cycles = _BLOCK_CYCLES + 2 * d["head_dim"] * seen / pieces / _NUMBERS_A_CYCLE
+    longer = np.maximum(seen / pieces, _LEAST_KEYS) * _converting(table, offer)
+    cycles = cycles + 2 * d["head_dim"] * longer
     # Values are found in L2 as far as it holds the keys that blocks under way have read.
     under_way = np.minimum(_RESIDENT * work.units / blocks, 1.0) * work.bytes / 2
     again = np.nan_to_num(1 / (1 + 0.75 * offer["l2"] / under_way), nan=1.0)
-    alone = np.maximum(kept * (1 + again), blocks * cycles / hertz)
+    turns = np.maximum(blocks * pieces, _RESIDENT * work.units)
+    alone = np.maximum(kept * (1 + again), turns * cycles / hertz)
     return np.asarray(np.where(by_head(table, work, offer), alone, shared))
 
 
@@ -123,6 +145,14 @@ def caches_s(table: OperatorTable, bandwidth: float | None) -> Floats:
     seen = np.where(d["window"] > 0, np.minimum(d["keys"], d["window"] + 1), d["keys"])
     moved = 2 * d["b"] * d["kv_heads"] * d["head_dim"] * seen * widths(table)[1]
     return np.asarray(np.where(asked, moved / (_REACHED * bandwidth), 0.0))
+
+
+def _converting(table: OperatorTable, offer: Mapping[str, Floats]) -> Floats:
+    """Cycles a number by which conversions outlast all else that a block by head does (N,)."""
+    hopper = offer["capability"] == HOPPER
+    cycles = _CONVERSIONS / np.where(hopper, _CONVERTED_ON_HOPPER, _CONVERTED)
+    longer = np.maximum(cycles - 1 / _NUMBERS_A_CYCLE, 0)
+    return np.asarray(np.where(widths(table)[1] < 2, longer, 0.0))
 
 
 def _whole(table: OperatorTable, offer: Mapping[str, Floats]) -> Flags:

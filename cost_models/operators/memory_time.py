@@ -34,10 +34,18 @@ def memory_time(table: OperatorTable, work: OperatorWork, offer: Mapping[str, Fl
     rows of an A100, as is the step from L2 to memory. An L2 gives 32 bytes a clock to each
     multiprocessor (theory), of which 0.7 is reached (assumed).
     """
-    from_memory = share_from_memory(table, work, offer)
-    cached = np.nan_to_num(work.bytes / (0.7 * 32 * work.units * offer["clock"]))
-    moved = work.bytes / (0.85 * work.bandwidth)
-    return np.asarray(moved * from_memory + np.minimum(cached, moved) * (1 - from_memory))
+    return _moved_s(work, offer, share_from_memory(table, work, offer))
+
+
+def kept_time(work: OperatorWork, offer: Mapping[str, Floats], first: Floats) -> Floats:
+    """As `memory_time` (N,), of work of which all stays in L2 as far as ``first`` bytes of it do.
+
+    Args:
+        work: of the rows (N,).
+        offer: figures of the rows' devices by name, ``clock`` and ``l2`` among them (N,) each.
+        first: bytes that every call reads again (N,).
+    """
+    return _moved_s(work, offer, _overflow(np.full(len(first), _HELD), first, offer["l2"]))
 
 
 def share_from_memory(
@@ -53,12 +61,22 @@ def share_from_memory(
     weights = np.where(products, d["n"] * d["k"] * widths(table)[1], 0.0)
     # All else is the same in every call: weights of other calls do not push it out.
     around = work.bytes + (np.where(cold, 1.0, copies) - 1) * weights
-    of_weights, of_rest = (
-        1 / (1 + (held / np.maximum(np.nan_to_num(filled / offer["l2"], nan=np.inf), 1e-9)) ** 6)
-        for filled in (around, work.bytes)
-    )
+    of_weights, of_rest = (_overflow(held, filled, offer["l2"]) for filled in (around, work.bytes))
     share = np.nan_to_num(weights / work.bytes)
     return np.asarray(np.where(cold, 1.0, share * of_weights + (1 - share) * of_rest))
+
+
+def _moved_s(work: OperatorWork, offer: Mapping[str, Floats], from_memory: Floats) -> Floats:
+    """Seconds to move a row's bytes (N,), of which a share comes from memory."""
+    cached = np.nan_to_num(work.bytes / (0.7 * 32 * work.units * offer["clock"]))
+    moved = work.bytes / (0.85 * work.bandwidth)
+    return np.asarray(moved * from_memory + np.minimum(cached, moved) * (1 - from_memory))
+
+
+def _overflow(held: Floats, filled: Floats, l2: Floats) -> Floats:
+    """Share of bytes (N,) that comes from memory, by how much of L2 holds how many of them."""
+    full = np.maximum(np.nan_to_num(filled / l2, nan=np.inf), 1e-9)
+    return np.asarray(1 / (1 + (held / full) ** 6))
 
 
 def _copies(library: str) -> float:

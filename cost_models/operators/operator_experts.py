@@ -20,6 +20,7 @@ from foreplan.cost_models.operators.device_gate import GateScales, distance, lib
 from foreplan.cost_models.operators.launch_head import head
 from foreplan.cost_models.operators.operator_features import Features, features
 from foreplan.cost_models.operators.operator_work import PRECISIONS
+from foreplan.cost_models.operators.prompt_kernels import multiplies_narrow, takes_turns
 from foreplan.cost_models.operators.tile_selector import kernel_line, select
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 from foreplan.datasets.device import Device
@@ -32,6 +33,10 @@ Floats = NDArray[np.float64]
 #: falls back to the structure. Fitted on leave-one-chip-out folds, one a family.
 _BELIEF = MappingProxyType({"product": 0.8, "wide": 0.85})
 
+#: The same of TensorRT-LLM's prompts, whose structure holds on a chip by itself. Fitted likewise:
+#: any two of three chips prefer it, or less, to all.
+_PROMPT_BELIEF = 0.75
+
 #: Families whose unseen devices get the experts' weighted median offset; others take the believed
 #: share of the weighted mean.
 _ANCHORED = frozenset({"product", "conv"})
@@ -41,6 +46,9 @@ _BY_WIDTH = frozenset({"context", "generation"})
 
 #: Chips with the row's data type from which a median says something of offsets. Assumed.
 _ENOUGH_CHIPS = 3
+
+#: The library whose attention of prompts is told apart by kernels (`prompt_kernels`).
+_LIBRARY = "trtllm"
 
 #: Features of how the rows of a product's operands and of its result lie, and from which power of
 #: two on libraries load them in words of 16 bytes (8 numbers of 16 bits).
@@ -148,7 +156,8 @@ def mix(
         base = np.full(count, np.nan)
     elif stranger:
         share = share / share.sum()
-        belief = _BELIEF.get(family, 1.0)
+        timed = family == "context" and library == _LIBRARY
+        belief = _PROMPT_BELIEF if timed else _BELIEF.get(family, 1.0)
         alike = {expert.device.chip for expert, _ in weights if expert.dtype == dtype}
         if family in _ANCHORED and len(alike) >= _ENOUGH_CHIPS:
             base = belief * (own - offsets) @ share + _weighted_median(offsets, share)
@@ -193,7 +202,7 @@ def _weights(
     if dtype not in PRECISIONS:
         return []
     found = []
-    for expert, source in _heard(library, dtype, _alike(device, dtype, pool)):
+    for expert, source in _heard(library, dtype, _alike(device, library, dtype, pool)):
         away = distance(device, expert.device, scales)
         same = device.chip == expert.device.chip
         away += library_distance(library, source, dtype, scales, same_chip=same)
@@ -210,21 +219,31 @@ def _weights(
     return own or chip or [pair for pair in found if pair[1] >= 0.02 * best]
 
 
-def _alike(device: Device, dtype: str, pool: Sequence[Expert]) -> Sequence[Expert]:
+def _alike(
+    device: Device, library: str, dtype: str, pool: Sequence[Expert]
+) -> Sequence[Expert]:  # fmt: skip
     """Experts whose kernels for a data type may be a device's; of one family.
 
-    Where TensorRT-LLM decodes from 8-bit caches, what Hopper does is no hint for others
-    (`decoding_kernels`), nor what others do for Hopper: 16-bit caches say more.
+    TensorRT-LLM has kernels of prompts for Hopper and those behind it, and others for products of
+    8 bits: where any expert knows the very kernels of a row, the others are not heard. Where it
+    decodes from 8-bit caches, what Hopper does is no hint for others (`decoding_kernels`), nor what
+    others do for Hopper: 16-bit caches say more.
     """
+    if not pool:
+        return pool
+    if pool[0].family == "context" and library == _LIBRARY:
+        kernels = takes_turns(device), multiplies_narrow(dtype)
+        found = [e for e in pool if (takes_turns(e.device), multiplies_narrow(e.dtype)) == kernels]
+        return [e for e in found if e.library == library] or pool
     narrow = {name for name, precision in PRECISIONS.items() if precision.weight_bytes < 2}
-    if not pool or pool[0].family != "generation" or dtype not in narrow:
+    if pool[0].family != "generation" or dtype not in narrow:
         return pool
     found = [e for e in pool if e.dtype not in narrow or _hopper(e.device) == _hopper(device)]
     return found or pool
 
 
 def _hopper(device: Device) -> bool:
-    return float(device.compute_capability or "nan") == HOPPER
+    return device.kind == "cuda" and float(device.compute_capability or "nan") == HOPPER
 
 
 def _heard(library: str, dtype: str, pool: Sequence[Expert]) -> list[tuple[Expert, str]]:

@@ -6,39 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cost_models.operator_rows import attention
 
 from foreplan.cost_models.operators.decoding_kernels import by_head, decoding_s
-from foreplan.cost_models.operators.operator_work import OperatorWork, operator_work
-from foreplan.cost_models.operators.prompt_kernels import prompt_s
 from foreplan.datasets import device_zoo
-from foreplan.datasets.sweeps.operator_table import OperatorTable, operator_table, texts
-
-Offer = dict[str, "np.ndarray[tuple[int], np.dtype[np.float64]]"]
-
-
-def attention(
-    b: int, keys: int, heads: int, kv_heads: int, *, device: str = "a100_sxm",
-    cache: str = "bfloat16", queries: int = 1, window: int = 0,
-) -> tuple[OperatorTable, OperatorWork, Offer]:  # fmt: skip
-    size = {
-        "b": b, "queries": queries, "keys": keys, "heads": heads, "kv_heads": kv_heads,
-        "head_dim": 128, "window": window,
-    }  # fmt: skip
-    kind = "generation_attention" if queries == 1 else "context_attention"
-    table = operator_table(
-        op=texts([kind]), kind=texts([kind]), dtype=texts([f"bfloat16/{cache}"]),
-        library=texts(["trtllm"]), device=texts([device]),
-        dims={name: np.array([float(value)]) for name, value in size.items()},
-        latency_s=np.array([np.nan]),
-    )  # fmt: skip
-    found = device_zoo.device(device)
-    nan = float("nan")
-    offer = {
-        "l2": np.array([float(found.l2_bytes or nan)]),
-        "clock": np.array([float(found.clock_hz or nan)]),
-        "capability": np.array([float(found.compute_capability or nan)]),
-    }
-    return table, operator_work(table), offer
 
 
 def alone(*sizes: int, device: str = "a100_sxm", cache: str = "bfloat16") -> bool:
@@ -88,6 +59,37 @@ def test_by_head_a_number_takes_cycles_whatever_the_cache_holds() -> None:
     assert seconds(16, 2048, 64, 1) == pytest.approx(cycles / clock, rel=1e-6)
 
 
+def test_a_block_by_head_alone_takes_as_long_as_those_that_run_at_once() -> None:
+    # An A100 holds 432 blocks: until then more heads take no longer, and twice as many twice so.
+    one = seconds(1, 64, 1, 1)
+    assert seconds(432, 64, 1, 1) == pytest.approx(one)
+    assert seconds(864, 64, 1, 1) == pytest.approx(2 * one)
+
+
+def test_long_caches_by_head_are_cut_where_few_blocks_run() -> None:
+    # 8 heads on 108 multiprocessors: 13 pieces each.
+    assert seconds(1, 16384, 8, 8) < seconds(1, 16384, 72, 72) / 5
+
+
+def test_numbers_of_8_bits_are_widened_before_hopper() -> None:
+    # By head, all of it in L2: 3 conversions of 16 a cycle for 13 numbers a cycle.
+    sizes = (64, 256, 64, 1)
+    assert seconds(*sizes, device="h100_sxm", cache="fp8") == seconds(*sizes, device="h100_sxm")
+    read = 2 * 128 * 256
+    more = read * (3 / 16 - 1 / 13) / (2600 + read / 13)
+    assert seconds(*sizes, device="l40s", cache="fp8") == pytest.approx(
+        (1 + more) * seconds(*sizes, device="l40s")
+    )
+
+
+@pytest.mark.parametrize(("heads", "held"), [(16, 3), (128, 3), (256, 2)])
+def test_hopper_holds_blocks_of_8_bit_caches(heads: int, held: int) -> None:
+    # 2, 16 and 32 heads of a cache, in eights, of 128 numbers each: 1,024, 2,048 and 4,096.
+    table, work, offer = attention(2048, 1, heads, 8, device="h100_sxm", cache="fp8")
+    cycles = decoding_s(table, work, offer)[0] * offer["clock"][0] * 132 / (2048 * 8)
+    assert cycles == pytest.approx(8500 / held, rel=0.01)
+
+
 @given(
     b=st.integers(1, 512), keys=st.integers(1, 1 << 16), group=st.sampled_from((1, 4, 16, 64)),
     device=st.sampled_from(("a100_sxm", "h100_sxm", "l40s")),
@@ -97,24 +99,3 @@ def test_decoding_takes_time(b: int, keys: int, group: int, device: str, cache: 
     found = seconds(b, keys, 2 * group, 2, device=device, cache=cache)
     assert np.isfinite(found)
     assert found > 0
-
-
-def test_short_prompts_are_bound_by_cycles_of_blocks() -> None:
-    # 32 heads of 128 and 16 queries each, on two chips with unlike matrix units.
-    table, work, offer = attention(512, 16, 32, 8, queries=16)
-    ampere = prompt_s(table, work, offer)[0] * offer["clock"][0] * work.units[0]
-    table, work, offer = attention(512, 16, 32, 8, queries=16, device="h100_sxm")
-    hopper = prompt_s(table, work, offer)[0] * offer["clock"][0] * work.units[0]
-    assert ampere == pytest.approx(hopper, rel=0.35)
-    assert min(ampere, hopper) > 512 * 32 * 38 * 128
-
-
-def test_a_prompt_goes_through_memory_before_its_attention() -> None:
-    table, work, offer = attention(64, 1024, 32, 8, queries=1024)
-    operands = 64 * 1024 * 128 * 2 * (32 + 2 * 8)
-    assert prompt_s(table, work, offer)[0] > 2 * operands / work.bandwidth[0]
-
-
-def test_a_window_leaves_fewer_keys() -> None:
-    whole = prompt_s(*attention(8, 8192, 32, 8, queries=8192))[0]
-    assert prompt_s(*attention(8, 8192, 32, 8, queries=8192, window=128))[0] < whole / 5
