@@ -67,7 +67,7 @@ class Ranking:
         costs: where prices come from.
         replays: a pass on each device that has prices, fastest first.
         fits: by device, whether weights, when training also gradients and moments, and what the
-            largest linear reads and writes lie in its memory; no other activations are counted.
+            largest operator reads and writes lie in its memory; no other activations are counted.
             ``None`` where the memory is not known.
         kinds: of the same devices.
         unpriced: devices without a price, and why.
