@@ -47,7 +47,7 @@ _MOST_STEPS = 2048
 
 #: Mixtures whose experts transformers 5 runs in a loop that values decide, and not as grouped
 #: products: no trace says how many tokens an expert gets.
-_LOOPED = ("dbrx", "longcat_flash", "nllb_moe", "switch_transformers")
+_LOOPED = ("dbrx", "longcat_flash", "nllb-moe", "switch_transformers")
 
 
 class TransformersNetwork(StrictModel):
@@ -65,6 +65,7 @@ class TransformersNetwork(StrictModel):
         beside: what an encoder takes beside the decoder's tokens, in words; "" without one.
         config: the zoo's configuration, with the class under ``architectures``; ``None`` of a
             folder.
+        frames: of each video that it takes, ``None`` of one that takes images or tokens.
         image_size: height and width of its images that were asked for; ``None`` leaves them to
             the configuration.
     """
@@ -78,6 +79,7 @@ class TransformersNetwork(StrictModel):
     scans: bool = False
     beside: str = ""
     config: Mapping[str, Any] | None = None
+    frames: PositiveInt | None = None
     image_size: tuple[PositiveInt, PositiveInt] | None = None
 
     @property
@@ -86,9 +88,12 @@ class TransformersNetwork(StrictModel):
         return f"model {self.name}" if self.path is None else f"{self.path}/config.json"
 
     def images_of(self, batch: int | None) -> str:
-        """A batch of its images in words, as ``4 images of 224 x 224``."""
-        of, sides = "image" if batch == 1 else "images", self.image_size
-        return f"{batch} {of}" + (f" of {sides[0]} x {sides[1]}" if sides else "")
+        """A batch of its images or videos in words, as ``4 images of 224 x 224``."""
+        of, sides = "video" if self.frames else "image", self.image_size
+        parts = [f"{self.frames} frames"] if self.frames else []
+        parts += [f"{sides[0]} x {sides[1]}"] if sides else []
+        counted = f"{batch} {of}" + ("" if batch == 1 else "s")
+        return " of ".join([counted, *parts])
 
 
 def network_or_model(
@@ -202,6 +207,7 @@ def _captured(
         dtype=_DTYPES.get(str(config.dtype), "fp32"),  # type: ignore[arg-type]
         parameters=sum(p.numel() for p in module.parameters()),
         images=module.main_input_name == "pixel_values",
+        frames=_of_videos(module.main_input_name, config),
         scans=family in _STEPWISE
         or any(getattr(config, field, None) is not None for field in _SCANNED),
         beside=_beside(module.main_input_name, config),
@@ -212,12 +218,28 @@ def _beside(main: str, config: Any) -> str:
     """What an encoder takes beside the decoder's tokens; `network_module` gives it that."""
     if not getattr(config, "is_encoder_decoder", False) or main == "pixel_values":
         return ""
-    return "on both sides" if main == "input_ids" else f"and {_frames(config)} frames"
+    if main == "input_ids":
+        return "on both sides"
+    spectrum = _spectrum(config)
+    return "" if spectrum is None else f"and {spectrum[0]} frames"
 
 
-def _frames(config: Any) -> int:
-    """Of a spectrum, which the first convolutions halve."""
-    return 2 * int(getattr(config, "max_source_positions", 0))
+def _spectrum(config: Any) -> tuple[int, tuple[int, int]] | None:
+    """Frames and shape of the longest spectrum that a network takes; ``None`` where not known.
+
+    Whisper's first convolutions halve what lies in ``[bins, frames]``. Speech2Text counts its
+    positions before its convolutions, and takes ``[frames, bins]``.
+    """
+    positions = getattr(config, "max_source_positions", None)
+    if positions and (bins := getattr(config, "num_mel_bins", None)):
+        return 2 * positions, (bins, 2 * positions)
+    if positions and (bins := getattr(config, "input_feat_per_channel", None)):
+        return positions, (positions, bins * getattr(config, "input_channels", 1))
+    return None
+
+
+def _of_videos(main: str, config: Any) -> int | None:
+    return getattr(config, "num_frames", None) if main == "pixel_values" else None
 
 
 def network_module(
@@ -259,10 +281,11 @@ def network_module(
     if main == "input_ids":
         inputs = {main: ids}
     elif main == "pixel_values":
-        channels = getattr(config, "num_channels", 3)
-        inputs = {main: blank(batch, channels, *_sides(network, config), dtype=dtype)}
-    elif main == "input_features" and hasattr(config, "max_source_positions"):
-        inputs = {main: blank(batch, config.num_mel_bins, _frames(config), dtype=dtype)}
+        frames = (network.frames,) if network.frames else ()
+        images = (*frames, getattr(config, "num_channels", 3), *_sides(network, config))
+        inputs = {main: blank(batch, *images, dtype=dtype)}
+    elif main == "input_features" and (spectrum := _spectrum(config)) is not None:
+        inputs = {main: blank(batch, *spectrum[1], dtype=dtype)}
     else:
         raise SpecError(
             f"model {network.name}", got=f"the input {main}",

@@ -44,6 +44,15 @@ WHISPER = {
     "decoder_ffn_dim": 128, "vocab_size": 100, "num_mel_bins": 16, "max_source_positions": 50,
     "max_target_positions": 64, "pad_token_id": 0,
 }  # fmt: skip
+SPEECH = {
+    "model_type": "speech_to_text", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "vocab_size": 100, "input_feat_per_channel": 16,
+    "max_source_positions": 60, "max_target_positions": 64, "conv_channels": 32,
+}  # fmt: skip
+VIDEO = VIT | {
+    "model_type": "timesformer", "architectures": ["TimesformerModel"], "num_frames": 4,
+}  # fmt: skip
 GEMMA = TEXT | {
     "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 128, "sliding_window": 16, "torch_dtype": "bfloat16",
@@ -67,9 +76,10 @@ MAMBA2 = {
     "num_hidden_layers": 2, "vocab_size": 100, "state_size": 8, "num_heads": 4, "head_dim": 16,
     "n_groups": 1, "chunk_size": 16,
 }  # fmt: skip
+SEEN = {"vit": "1 image", "timesformer": "1 video of 4 frames"}
 SCANS = {"mamba": MAMBA, "mamba2": MAMBA2}
 ALL = {**SCANS, "bert": BERT, "t5": T5, "vit": VIT, "whisper": WHISPER, "gemma2": GEMMA,
-       "deepseek_v2": DEEPSEEK}  # fmt: skip
+       "deepseek_v2": DEEPSEEK, "speech_to_text": SPEECH, "timesformer": VIDEO}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +108,12 @@ def _network(tmp_path: Path, fields: dict[str, Any]) -> TransformersNetwork:
 def test_parameters_and_passes_are_those_of_the_module(tmp_path: Path, family: str) -> None:
     network = _network(tmp_path, ALL[family])
     config = transformers.AutoConfig.from_pretrained(network.path)
-    build: Any = getattr(transformers, (config.architectures or ["WhisperModel"])[0])
-    real = build(config)
+    build = (
+        getattr(transformers, config.architectures[0])
+        if config.architectures
+        else transformers.AutoModel.from_config
+    )
+    real: Any = build(config)
     assert network.parameters == sum(p.numel() for p in real.parameters())
     module, inputs = network_module(network, batch=2, tokens=24)
     graph = capture(module, inputs, eager=True)
@@ -118,17 +132,19 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
     network = _network(tmp_path, ALL[family])
     found = [
         rank_devices(network, "h200,t4,xeon_8480+", batch=batch, phase=phase, predictor=predictor,
-                     sequence_length=None if family == "vit" else 32)
+                     sequence_length=None if family in SEEN else 32)
         for batch, phase in ((1, "inference"), (64, "inference"), (64, "training"))
     ]  # fmt: skip
     for less, more in pairwise(found):
         before = {replay.device: replay.latency_s for replay in less.replays}
         slack = 1 - WITHIN  # networks this small are bound by the host
         assert all(replay.latency_s > slack * before[replay.device] for replay in more.replays)
-    assert found[0].document()["images"] == (family == "vit")
+    assert found[0].document()["images"] == (family in SEEN)
     assert found[0].document()["scans"] == (family in SCANS)
-    beside = {"t5": " on both sides", "whisper": " and 100 frames"}.get(family, "")
-    what = "1 image" if family == "vit" else f"1 x 32 tokens{beside}"
+    beside = {
+        "t5": " on both sides", "whisper": " and 100 frames", "speech_to_text": " and 60 frames"
+    }.get(family, "")  # fmt: skip
+    what = SEEN.get(family, f"1 x 32 tokens{beside}")
     assert repr(found[0]).startswith(f"<Ranking: {family}, {what}, inference: ")
     assert found[0].plot().get_title("left") == f"{family}, {what}, inference"
     assert all(r.low_s <= r.latency_s <= r.high_s for rank in found for r in rank.replays)
@@ -179,7 +195,7 @@ def test_a_described_family_stays_described_and_a_folder_is_enough(
         (BERT | {"hidden_size": "many"}, "bert/config.json"),
         (BERT | {"quantization_config": {"bits": 4}}, "unquantised"),
         ({"model_type": "switch_transformers", "num_experts": 4}, "as grouped products; price a"),
-        ({"model_type": "nllb_moe"}, "as grouped products"),
+        ({"model_type": "nllb-moe"}, "as grouped products"),
     ],
 )
 def test_what_is_not_priced_is_refused_in_one_line(
