@@ -215,7 +215,7 @@ def rank_devices(
     Raises:
         SpecError: a name, number or folder that is wrong.
         InfeasibleError: none of the devices has the memory.
-        MissingDataError: no device has the figures that a price needs.
+        MissingDataError: no device has the figures that a price needs; the first one's is named.
     """
     if isinstance(devices, (str, Device)):
         devices = [devices]
@@ -316,8 +316,7 @@ def rank(
                 raise
             unpriced[target.name] = str(error)
     if not found:
-        raise MissingDataError("no device has the figures that a price needs",
-                               fix="give one with a peak and a bandwidth")  # fmt: skip
+        raise MissingDataError(f"no device has a price: {next(iter(unpriced.values()))}")
     found.sort(key=lambda result: (result.latency_s, result.device))
     stands = {target.name: bf16_as(target) for target in targets if target.kind != "cpu"}
     bf16 = {

@@ -96,6 +96,18 @@ class RooflineSource:
             return None
         return _estimate(max(work.flops / peak, memory_s) + unpack_s, launch)
 
+    def lacks(self, work: Work, device: str) -> str | None:
+        """The figure without which `estimate` has no price; ``None`` if it is no figure's."""
+        figures = find(self.devices, device)
+        if figures is None or not isinstance(work, (Program, Copy)):
+            return None
+        if self.estimate(work, device) is not None:
+            return None
+        if isinstance(work, Copy):
+            return "memory_bandwidth" if work.kind == "device" else "host_link_bandwidth"
+        lacking = f"peak_flops of {work.variant.compute}"
+        return "memory_bandwidth" if figures.memory_bandwidth is None else lacking
+
 
 def launch_s(figures: Device) -> float:
     """Seconds of a launch: the device's figure, else what is assumed of its kind."""
