@@ -54,7 +54,9 @@ def stats_table(result: Mapping[str, Any]) -> RenderableType:
     title = f"{result['rows']} rows" + (f", {failed} failed" if failed else "")
     if not rows:
         return heading(title)
-    return Grid(
+    lacking = result.get("not_in_zoo", [])  # of operators
+    told = bullets([f"not in the zoo: {name}; evaluate takes --device-file" for name in lacking])
+    grid = Grid(
         title,
         [
             Column("device", [device for device, _, _, _ in rows]),
@@ -63,6 +65,7 @@ def stats_table(result: Mapping[str, Any]) -> RenderableType:
             Column("rows", [f"{count:,}" for _, _, _, count in rows], True),
         ],
     )
+    return Group(grid, *told) if lacking else grid
 
 
 def left_out(card: Mapping[str, Any]) -> str:
