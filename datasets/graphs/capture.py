@@ -28,11 +28,13 @@ from foreplan.datasets.graphs._modes import Modes
 from foreplan.datasets.graphs._recurrent_shapes import recurrent_shapes
 from foreplan.datasets.graphs._regions import inline_regions, under_autocast
 from foreplan.datasets.graphs._trace import TraceReader
+from foreplan.datasets.graphs._vectorised import unvectorised
 from foreplan.datasets.graphs.decoder_module import decoder_module
 from foreplan.datasets.graphs.input_words import input_words
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.quantity import format_bytes
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -213,8 +215,14 @@ def _capture_module(
     def place(tensor: torch.Tensor) -> torch.Tensor:
         if device is None:
             return tensor
-        # Only the shape of a tensor without data is known, and asked for.
-        return torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        try:  # only the shape of a tensor without data is known, and asked for
+            return torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        except RuntimeError as error:  # no memory for it
+            raise SpecError(
+                "capture.inputs", got=f"{format_bytes(tensor.nbytes)} beside weights with data",
+                expected="what this machine's memory holds",
+                fix='make the module, too, without data: with torch.device("meta")',
+            ) from error  # fmt: skip
 
     def placed(value: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, place, value)
@@ -243,7 +251,7 @@ def _capture_module(
 
     with Modes(module, training=training) as modes, torch.no_grad(), attention, fused, _quiet():
         try:
-            program = modes.tried(traced, lambda: where.path)
+            program = unvectorised(modes.tried(traced, lambda: where.path))
             inline_regions(program, name)
             AttentionLayouts.settle(program)
             expand_composites(program)
@@ -262,7 +270,7 @@ def _untraced(
 ) -> SpecError:  # fmt: skip
     """What is said of a module that torch.export could not trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, UserWarning):
+    if isinstance(error, UserWarning) and "autocast" in str(error):
         return under_autocast(name, f"torch.autocast: {lines[0]}")
     where = f"module {name}" + (f": {path}" if path else "")
     if found := re.search(

@@ -436,7 +436,7 @@ def test_where_no_device_has_a_price_the_first_says_why() -> None:
             return x @ x
 
     numbers = torch.zeros(8, 8, dtype=torch.int32)
-    with pytest.raises(MissingDataError, match="no device has a price: .* have no peak_flops of"):
+    with pytest.raises(MissingDataError, match=r"no device has a price: .* have no peak_flops of"):
         foreplan.rank_devices(Whole(), "t4,h200", inputs=[numbers])
 
 

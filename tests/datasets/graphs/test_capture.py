@@ -254,6 +254,11 @@ class _Eigenvalues(nn.Module):
         return torch.linalg.eigvals(torch.outer(x, x)).real
 
 
+class _Derivative(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda y: (y * y).sum())(x)
+
+
 class _Conditional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
@@ -264,13 +269,43 @@ class _Conditional(nn.Module):
     [
         (_Branches(), "module _Branches: got .* expected a module that torch.export can trace"),
         (_Eigenvalues(), "got 'aten.*eig.* expected an operator whose work is known"),
-        (_Conditional(), "expected operators without control flow"),
+        (
+            _Conditional(),
+            "module _Conditional: got 'cond', expected operators without control flow",
+        ),
+        (_Derivative(), "module _Derivative: got '_unwrap_for_grad', expected operators without"),
     ],
 )
 def test_what_cannot_be_captured_is_one_line(module: nn.Module, match: str) -> None:
+    # Eager, an operator that nothing is known of has a price by its tensors.
+    eager = not isinstance(module, _Eigenvalues)
     with pytest.raises(SpecError, match=match) as caught:
-        capture(module, [torch.zeros(4)])
+        capture(module, [torch.zeros(4)], eager=eager)
     assert "\n" not in str(caught.value)
+    assert " at 0x" not in str(caught.value)
+
+
+def test_what_is_mapped_over_a_batch_is_an_operator_of_it() -> None:
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(lambda row: self.linear(row).T @ row)(x)
+
+    graph = capture(Mapped(), [torch.zeros(3, 8, 8)], eager=True, training=True)
+    products = [node for node in graph.operators() if node.op in ("linear", "matmul")]
+    assert [node.outputs for node in products] == [((3, 8, 4),), ((3, 4, 8),)]
+    assert sum(node.flops for node in products) == 2 * 3 * (8 * 4 * 8 + 4 * 8 * 8)
+    assert graph.parameter_bytes == 4 * (8 * 4 + 4)
+
+
+def test_inputs_without_data_are_refused_where_memory_lacks_for_them() -> None:
+    with pytest.raises(
+        SpecError, match=r'8 PiB beside weights with data.* with torch\.device\("meta"\)'
+    ):
+        capture(nn.Linear(8, 8), [torch.empty(1 << 48, 8, device="meta")])
 
 
 def test_wrong_calls() -> None:
