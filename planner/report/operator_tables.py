@@ -40,7 +40,18 @@ def error_table(result: Mapping[str, Any]) -> RenderableType:
     )
     reasons = result.get("unsupported_why") or result.get("unsupported_reasons", {})  # of programs
     why = [f"{text} ({count:,})" for text, count in reasons.items()]
-    return Group(grid, heading("Not predicted"), *bullets(why)) if why else grid
+    taught = result.get("taught", {})  # of operators
+    parts: list[RenderableType] = [grid]
+    if taught:
+        parts += bullets(
+            [
+                f"{sum(taught.values()):,} rows are of chips, libraries and data types that the "
+                f"model was trained on ({', '.join(taught)}): their error is no test"
+            ]
+        )
+    if why:
+        parts += [heading("Not predicted"), *bullets(why)]
+    return Group(*parts) if len(parts) > 1 else grid
 
 
 def stats_table(result: Mapping[str, Any]) -> RenderableType:

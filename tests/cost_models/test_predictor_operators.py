@@ -290,6 +290,9 @@ def test_train_and_evaluate_files(tmp_path: Path) -> None:
         "mape", "median_ape", "p90_ape", "within_10pct", "count"
     }  # fmt: skip
     assert operator_stats(data, "foreplan")["rows"] == 180
+    # A third ran on the chip that was held out; of the roofline none is of a fit.
+    assert result["taught"] == {"l4": 60, "a100_sxm_80gb": 60}
+    assert evaluate_file("roofline", data, "foreplan")["taught"] == {}
     known = read_operators(data, "foreplan")
     with pytest.raises(SpecError, match="--hold-out") as refused:
         train_operators([data], ["foreplan"], tmp_path / "m", hold_out=["nobody"])
