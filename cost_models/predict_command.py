@@ -91,7 +91,7 @@ def predict_model(
     targets = _targets(devices, own, measured)
     described = {*own, *([measured.device.name] if measured else [])}
     here = {
-        t.name: t.notes + busy
+        t.name: ", ".join(word for word in (t.notes, busy) if word)
         for t in targets
         if t.name not in described and is_host_processor(t.name)
     }
@@ -137,7 +137,7 @@ def _busy() -> str:
     read a third of the peak of one.
     """
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    return f", busy: load {load:.1f} on {cores} cores" if load > _BUSY * cores else ""
+    return f"busy: load {load:.1f} on {cores} cores" if load > _BUSY * cores else ""
 
 
 def _sides(text: str) -> tuple[int, int]:
