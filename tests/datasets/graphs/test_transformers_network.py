@@ -12,6 +12,8 @@ import torch
 import transformers
 from tests.cost_models.test_zoo_laws import WITHIN
 
+from foreplan.cost_models.lowering.graph_programs import lower, model_steps
+from foreplan.cost_models.lowering.graph_step import Phase
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.ranking import Ranking, rank_devices
 from foreplan.cost_models.replay import predict_latency
@@ -291,12 +293,41 @@ def test_relative_positions_bound_nothing(tmp_path: Path) -> None:
 def test_a_scan_token_by_token_bounds_the_tokens(tmp_path: Path) -> None:
     """Every token of every layer has operators of its own; chunks of tokens have not."""
     by_tokens = _network(tmp_path, MAMBA)
-    with pytest.raises(SpecError, match="at most 1024 tokens: mamba goes through its 2 layers"):
+    with pytest.raises(SpecError, match="at most 1024 tokens: mamba goes through its layers"):
         network_module(by_tokens, batch=1, tokens=1025)
     by_chunks = _network(tmp_path, MAMBA2)
     module, inputs = network_module(by_chunks, batch=1, tokens=1025)
     calls = capture(module, inputs, eager=True).operators
     assert len(list(calls("linear"))) < 100
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+@pytest.mark.parametrize(("family", "name"), [
+    ("mamba", "MambaForCausalLM"), ("falcon_mamba", "FalconMambaForCausalLM"),
+])  # fmt: skip
+def test_layers_that_are_alike_are_captured_twice_for_all(
+    tmp_path: Path, family: str, name: str, phase: Phase
+) -> None:
+    fields = MAMBA | {
+        "model_type": family, "num_hidden_layers": 5,
+        "architectures": [name],
+    }  # fmt: skip
+    network = _network(tmp_path, fields)
+    assert network.layers == 5
+    module, inputs = network_module(network, batch=2, tokens=6)
+    whole = capture(module, inputs, eager=True, training=phase == "training")
+    found = model_steps(network, batch=2, tokens=6, phase=phase)
+    assert found == lower(whole, phase)
+
+
+def test_a_scan_of_many_layers_takes_the_usual_tokens(tmp_path: Path, predictor: Predictor) -> None:
+    few, many = (
+        rank_devices(
+            _network(tmp_path, MAMBA | {"num_hidden_layers": layers}), "h200", predictor=predictor
+        )
+        for layers in (8, 32)
+    )
+    assert 3 < many.fastest.device_s / few.fastest.device_s < 4.5
 
 
 def test_positions_bound_the_tokens(tmp_path: Path) -> None:
