@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreplan.datasets.graphs._causal_masks import causal_masks
 from foreplan.datasets.graphs._checkpoints import checkpointed_layers
 from foreplan.datasets.graphs._composites import expand_composites
 from foreplan.datasets.graphs._convolution_layouts import convolution_layouts
@@ -31,6 +32,7 @@ from foreplan.datasets.graphs._trace import TraceReader
 from foreplan.datasets.graphs._vectorised import unvectorised
 from foreplan.datasets.graphs.decoder_module import decoder_module
 from foreplan.datasets.graphs.input_words import input_words
+from foreplan.datasets.graphs.module_check import check_module
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
@@ -139,39 +141,6 @@ def _asks_by_name(module: str) -> bool:
         return False
 
 
-def check_module(source: object) -> None:
-    """Refuse what cannot be captured, whatever its inputs are.
-
-    Raises:
-        SpecError: no module, one that ``torch.compile`` has compiled, or one whose class does not
-            initialise `torch.nn.Module`.
-    """
-    import torch
-
-    if isinstance(source, torch.nn.Module):
-        if "_modules" not in vars(source):
-            raise SpecError(
-                "capture", got=f"{type(source).__name__} without parameters or parts",
-                expected="a module that is initialised",
-                fix="begin its __init__ with super().__init__()",
-            )  # fmt: skip
-        for path, part in source.named_modules():
-            # torch.compile(module) wraps it; module.compile() keeps the compiled call beside it.
-            if hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None):
-                raise SpecError(
-                    "capture", got=f"a compiled module{path and ', '}{path}",
-                    expected="modules as they are",
-                    fix="give module._orig_mod, and predict it with execution='compiled'",
-                )  # fmt: skip
-        return
-    made = isinstance(source, type) and issubclass(source, torch.nn.Module)
-    raise SpecError(
-        "capture", got=source if isinstance(source, type) else type(source).__name__,
-        expected="a module",
-        fix=f"make one: {source.__name__}(...)" if made and isinstance(source, type) else None,
-    )  # fmt: skip
-
-
 def _capture_module(
     module: torch.nn.Module,
     inputs: Sequence[Any] | Mapping[str, Any],
@@ -246,7 +215,15 @@ def _capture_module(
         gradients = torch.set_grad_enabled(training)
         checkpoints = checkpointed_layers(training=training)
         layouts = convolution_layouts(), AttentionLayouts()
-        with where, recurrent_shapes(), layouts[0], layouts[1], gradients, checkpoints:
+        with (
+            where,
+            recurrent_shapes(),
+            causal_masks(),
+            layouts[0],
+            layouts[1],
+            gradients,
+            checkpoints,
+        ):
             return torch.export.export(wrapper, values, strict=False)
 
     with Modes(module, training=training) as modes, torch.no_grad(), attention, fused, _quiet():

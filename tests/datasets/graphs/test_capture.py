@@ -254,6 +254,9 @@ class _Eigenvalues(nn.Module):
         return torch.linalg.eigvals(torch.outer(x, x)).real
 
 
+ROW = torch.zeros(2, 8)
+
+
 class _Derivative(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.func.grad(lambda y: (y * y).sum())(x)
@@ -299,6 +302,47 @@ def test_what_is_mapped_over_a_batch_is_an_operator_of_it() -> None:
     assert [node.outputs for node in products] == [((3, 8, 4),), ((3, 4, 8),)]
     assert sum(node.flops for node in products) == 2 * 3 * (8 * 4 * 8 + 4 * 8 * 8)
     assert graph.parameter_bytes == 4 * (8 * 4 + 4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_module_that_torch_export_gave_back_is_captured_as_it_was(training: bool) -> None:
+    net, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.zeros(3, 8)
+    program = torch.export.export(net, (x,))
+    again = capture(program.module(), [x], eager=True, training=training)
+    found = [(node.op, node.outputs, node.flops) for node in again.operators()]
+    own = capture(net, [x], eager=True, training=training)
+    assert found == [(node.op, node.outputs, node.flops) for node in own.operators()]
+    with pytest.raises(SpecError, match=r"got 'ExportedProgram', .* give program\.module\(\)"):
+        capture(program, [x])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scripted", [torch.jit.script, lambda m: torch.jit.trace(m, ROW)])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_torch_jit_made_is_refused_by_name(scripted: Any) -> None:
+    with pytest.raises(SpecError, match=r"a scripted or traced module.* give the module that"):
+        capture(scripted(nn.Linear(8, 4)), [ROW])
+
+
+@pytest.mark.parametrize(("shape", "causal"), [((6, 6), True), ((6, 6, 6), False)])
+def test_a_square_mask_of_a_transformer_is_taken_to_be_causal(
+    shape: tuple[int, ...], causal: bool
+) -> None:
+    layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.TransformerDecoder(layer, 2)
+
+        def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+            return self.layers(x, memory, tgt_mask=mask)  # type: ignore[no-any-return]
+
+    # One mask of all, or one of each of two heads of each of three rows.
+    given = [torch.zeros(3, 6, 8), torch.zeros(3, 5, 8), torch.zeros(*shape)]
+    graph = capture(Decoder(), given, eager=True)
+    own, _ = list(graph.operators("attention"))[:2]
+    pairs = 6 * 7 / 2 if causal else 36
+    assert own.flops == 2 * 3 * 2 * pairs * (4 + 4)
 
 
 def test_inputs_without_data_are_refused_where_memory_lacks_for_them() -> None:
