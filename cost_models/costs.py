@@ -184,6 +184,15 @@ class BatchSource(CostSource, Protocol):
 
 
 @runtime_checkable
+class FigureSource(CostSource, Protocol):
+    """A source that prices from a device's figures."""
+
+    def lacks(self, work: Work, device: str) -> str | None:
+        """The figure whose lack leaves ``work`` without a price; ``None`` if it is no figure's."""
+        ...
+
+
+@runtime_checkable
 class HostSource(CostSource, Protocol):
     """A source that knows hosts of GPUs."""
 
@@ -298,13 +307,18 @@ class CostBook:
             found = source.estimate(work, device)
             if found is not None:
                 return found
-        fix = "measure it with 'foreplan profile', or use a device whose peak figures are known"
+        known = (s.lacks(work, device) for s in self.sources if isinstance(s, FigureSource))
+        lacking = next((figure for figure in known if figure is not None), None)
+        why = "" if lacking is None else f", whose figures have no {lacking}"
+        fix = "measure it with 'foreplan profile', or use a device whose " + (
+            "peak figures are known" if lacking is None else "figures have it"
+        )
         if isinstance(work, Collective):
             fix = (
                 "measure it with 'foreplan profile', write the link under tiers of the cluster, or "
                 "name the hosts of devices (t4@a)"
             )
-        raise MissingDataError(f"no cost for {work} on {device}", fix=fix)
+        raise MissingDataError(f"no cost for {work} on {device}{why}", fix=fix)
 
     def _beyond(self, work: HostWait, device: str) -> Estimate:
         host = self.issuing(work, device)

@@ -56,8 +56,10 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
         ``overall``, ``by_device``, ``by_op`` and ``by_device_op`` (device, then operator), each
         with ``mape``, ``median_ape``, ``p90_ape`` and ``within_10pct`` as fractions and ``count``;
         ``unsupported`` counts the rows that were not predicted, with ``unsupported_by`` and
-        ``unsupported_why`` (a reason to the rows that it explains). A group without a predicted
-        row has ``count`` 0 and ``None`` errors.
+        ``unsupported_why`` (a reason to the rows that it explains). ``taught`` counts, by device,
+        rows of a kind, chip, library and data type that rows taught the model: their errors are
+        those of a fit, as far as the very rows were among them. A group without a predicted row
+        has ``count`` 0 and ``None`` errors.
     """
     known, error, interval = errors_of(model, table)
     lost = [int(row) for row in np.flatnonzero(~known)]
@@ -74,10 +76,25 @@ def evaluate(model: OperatorModel, table: OperatorTable) -> dict[str, object]:
             for device, op in sorted(set(zip(table.device[~known], table.op[~known], strict=True)))
         },
         "unsupported_why": dict(Counter(why_not(table, row) for row in lost)),
+        "taught": _taught(model, table, known),
     }
     if interval is not None:
         document["interval_90"] = interval
     return document
+
+
+def _taught(model: OperatorModel, table: OperatorTable, known: NDArray[np.bool_]) -> dict[str, int]:
+    """Predicted rows by device that rows of the same sort taught the model; see `evaluate`."""
+    if not hasattr(model, "timed"):
+        return {}
+    sorts = {
+        (timed.device.chip, timed.library, timed.dtype, kind)
+        for timed in model.timed()
+        for kind in timed.kinds
+    }
+    rows = zip(table.chips, table.library, table.dtype, table.kind, strict=True)
+    taught = known & np.fromiter((row in sorts for row in rows), bool, len(table))
+    return {str(name): int(n) for name, n in Counter(table.device[taught]).items()}
 
 
 def why_not(table: OperatorTable, row: int) -> str:

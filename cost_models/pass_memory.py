@@ -15,6 +15,8 @@ from foreplan.errors import InfeasibleError
 
 #: Bytes of weights, gradients and two moments over those of the weights.
 _TRAINING_STATE = 4
+#: Operators that read tensors as they lie in memory, and write into another one.
+_WHOLE = frozenset({"linear", "conv", "batch_norm", "norm", "softmax"})
 
 
 def devices_that_fit(
@@ -22,7 +24,8 @@ def devices_that_fit(
 ) -> dict[str, bool | None]:
     """Whether each device has the memory, by name; ``None`` where its memory is not known.
 
-    Counted are the state and what the largest linear reads and writes, no other activations.
+    Counted are the state and what one operator reads and writes, of those in `_WHOLE` the one that
+    moves most: it holds both at once. No other activations are.
 
     Args:
         model: whose pass.
@@ -42,7 +45,7 @@ def devices_that_fit(
         kept = "weights, gradients and moments" if phase == "training" else "weights"
         raise InfeasibleError(
             f"{model.name}, {shape}, needs at least {show_bytes(need)} ({kept} "
-            f"{show_bytes(state)}, one linear's input and output {show_bytes(moved)}), "
+            f"{show_bytes(state)}, one operator's input and output {show_bytes(moved)}), "
             f"{largest.name} has {show_bytes(largest.memory_bytes or 0)}",
             fix="ask for a smaller batch or model or another device; 'foreplan plan' splits a "
             "model over several",
@@ -60,11 +63,14 @@ def state_bytes(model: Priced, phase: Phase) -> int:
 
 
 def _activation_bytes(steps: Sequence[Step]) -> int:
-    """Most bytes that one linear of the forward pass reads and writes beside its weights."""
+    """Most bytes that one operator of the forward pass reads and writes beside its weights."""
     most = 0.0
     for step in steps:
         work = step.work
-        if step.part == "forward" and isinstance(work, Program) and work.op == "linear":
+        if step.part != "forward" or not isinstance(work, Program) or work.op not in _WHOLE:
+            continue
+        weights = 0
+        if work.op == "linear":
             weights = weight_bytes(work.dims["n"], work.dims["k"], work.variant.storage)
-            most = max(most, work.bytes - weights)
+        most = max(most, work.bytes - weights)
     return int(most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from foreplan.datasets.graphs.transformers_network import network_or_model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.timing.host_device import is_host_processor
 from foreplan.errors import SpecError
+
+#: Load of a core from which on what is read off it is said to be of a busy one (assumed).
+_BUSY = 0.75
 
 
 def predict_model(
@@ -67,7 +71,7 @@ def predict_model(
 
     Returns:
         `Ranking.document`, and ``fit``: the file of the fit, if one is used, and ``here``: what
-        this host's processor is, by device.
+        this host's processor is, by device, and whether others use it.
 
     Raises:
         SpecError: a name, number or file that is wrong.
@@ -83,10 +87,13 @@ def predict_model(
     if choice == "measured" and measured is None:
         raise SpecError("--costs", got=costs, expected="a --profile to take measurements from")
     own = own_figures(device_files)
+    busy = _busy()  # before the figures are read, which is work, too
     targets = _targets(devices, own, measured)
     described = {*own, *([measured.device.name] if measured else [])}
     here = {
-        t.name: t.notes for t in targets if t.name not in described and is_host_processor(t.name)
+        t.name: ", ".join(word for word in (t.notes, busy) if word)
+        for t in targets
+        if t.name not in described and is_host_processor(t.name)
     }
     if len(targets) > 1 and (trace is not None or measured is not None):
         raise SpecError("--trace and --profile", got=f"{len(targets)} devices", expected="one")
@@ -121,6 +128,16 @@ def predict_model(
         write_atomically(trace, chrome_trace([(only.device, only.timeline)]))
     used = None if fit is None or profile is None else fit_path(profile).name
     return {**found.document(), "fit": used, "here": here}
+
+
+def _busy() -> str:
+    """What others do on this host's cores while its figures are read, in words; "" if little.
+
+    Products by several threads wait for the slowest: on two cores with a load of 5 two threads
+    read a third of the peak of one.
+    """
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return f"busy: load {load:.1f} on {cores} cores" if load > _BUSY * cores else ""
 
 
 def _sides(text: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ times hold the host's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import numpy as np
@@ -32,7 +32,7 @@ from foreplan.datasets.program import Program
 from foreplan.datasets.sweeps.operator_table import (
     OperatorTable,
 )
-from foreplan.errors import MissingDataError
+from foreplan.errors import MissingDataError, SpecError
 
 
 class Predictor:
@@ -80,10 +80,15 @@ class Predictor:
 
         Raises:
             MissingDataError: a program or device outside what the model saw; see `supported`.
-            SpecError: no such device in the zoo.
+            SpecError: no such device in the zoo, or what is no program or device.
         """
-        found = self.supported(programs, device)
-        for program, estimate in zip(programs, found, strict=True):
+        if not isinstance(device, (Device, str)):
+            raise SpecError(
+                "Predictor.predict: device", got=device, expected="a name of the zoo, or figures"
+            )
+        asked = _asked(programs)
+        found = self.supported(asked, device)
+        for program, estimate in zip(asked, found, strict=True):
             if estimate is None:
                 raise MissingDataError(
                     f"the predictor has seen nothing like {program} on "
@@ -142,3 +147,15 @@ def _times(programs: Sequence[Program], table: OperatorTable) -> NDArray[np.floa
     gradient = np.array([program.op.endswith("attention_gradient") for program in programs])
     rolls = np.array([p.dims["times"] if p.op == "roll" else 1.0 for p in programs])
     return np.where(forward & gradient, ATTENTION_BACKWARD, rolls)
+
+
+def _asked(programs: object) -> list[Program]:
+    """Programs, of what a notebook may give in their place, too."""
+    given = list(programs) if isinstance(programs, Iterable) else [programs]
+    wrong = [item for item in given if not isinstance(item, Program)]
+    if wrong or isinstance(programs, Program):
+        raise SpecError(
+            "Predictor.predict: programs", got=wrong[0] if wrong else str(programs),
+            expected="a list of programs", fix="predict_latency takes a whole model",
+        )  # fmt: skip
+    return [item for item in given if isinstance(item, Program)]

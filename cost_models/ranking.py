@@ -67,7 +67,7 @@ class Ranking:
         costs: where prices come from.
         replays: a pass on each device that has prices, fastest first.
         fits: by device, whether weights, when training also gradients and moments, and what the
-            largest linear reads and writes lie in its memory; no other activations are counted.
+            largest operator reads and writes lie in its memory; no other activations are counted.
             ``None`` where the memory is not known.
         kinds: of the same devices.
         unpriced: devices without a price, and why.
@@ -215,7 +215,7 @@ def rank_devices(
     Raises:
         SpecError: a name, number or folder that is wrong.
         InfeasibleError: none of the devices has the memory.
-        MissingDataError: no device has the figures that a price needs.
+        MissingDataError: no device has the figures that a price needs; the first one's is named.
     """
     if isinstance(devices, (str, Device)):
         devices = [devices]
@@ -316,8 +316,7 @@ def rank(
                 raise
             unpriced[target.name] = str(error)
     if not found:
-        raise MissingDataError("no device has the figures that a price needs",
-                               fix="give one with a peak and a bandwidth")  # fmt: skip
+        raise MissingDataError(f"no device has a price: {next(iter(unpriced.values()))}")
     found.sort(key=lambda result: (result.latency_s, result.device))
     stands = {target.name: bf16_as(target) for target in targets if target.kind != "cpu"}
     bf16 = {

@@ -30,10 +30,12 @@ from foreplan.datasets.program import Program
 
 #: Low end, expectation and high end of time over roofline (fitted, see the module).
 FACTOR = (1.1, 2.0, 7.0)
-#: Launch of a kernel where a device's figures say nothing of it. A call of a processor is assumed;
-#: a GPU takes the constant that the zoo's figures have for every one of their systems, because a
-#: launch is the host's, and no board may look slower than its like for want of a figure.
-ASSUMED_LAUNCH_S, ASSUMED_GPU_LAUNCH_S = 4e-6, 3e-6
+#: Launch of a kernel where a device's figures say nothing of it. A call of a processor is measured:
+#: the median of the six of ``pretrained:processors`` (1.13 to 1.34 us), in whose calls their rates,
+#: pages and slow functions are counted, too. A GPU takes the constant that the zoo's figures have
+#: for every one of their systems, because a launch is the host's, and no board may look slower than
+#: its like for want of a figure.
+ASSUMED_LAUNCH_S, ASSUMED_GPU_LAUNCH_S = 1.2e-6, 3e-6
 
 #: Operators whose FLOP are products: only these have a peak of their own for each dtype, and enough
 #: FLOP a byte for it to bound them.
@@ -93,6 +95,18 @@ class RooflineSource:
         if peak is None:
             return None
         return _estimate(max(work.flops / peak, memory_s) + unpack_s, launch)
+
+    def lacks(self, work: Work, device: str) -> str | None:
+        """The figure without which `estimate` has no price; ``None`` if it is no figure's."""
+        figures = find(self.devices, device)
+        if figures is None or not isinstance(work, (Program, Copy)):
+            return None
+        if self.estimate(work, device) is not None:
+            return None
+        if isinstance(work, Copy):
+            return "memory_bandwidth" if work.kind == "device" else "host_link_bandwidth"
+        lacking = f"peak_flops of {work.variant.compute}"
+        return "memory_bandwidth" if figures.memory_bandwidth is None else lacking
 
 
 def launch_s(figures: Device) -> float:

@@ -198,7 +198,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_few(word: str, known: Iterable[str], count: int) -> list[str]:
-    """Return up to ``count`` known words most like ``word``, the nearest first."""
+    """Return up to ``count`` known words most like ``word``, the nearest first.
+
+    Of what a notebook gave in place of a word, none is like it.
+    """
+    if not isinstance(word, str):
+        return []
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.6)
     return [by_lower[lower] for lower in found]

@@ -56,7 +56,7 @@ def asked_model(
         )  # fmt: skip
     if image_size is not None:
         raise _own_shapes(f"{where}: image_size", image_size)
-    from foreplan.datasets.graphs.capture import check_module
+    from foreplan.datasets.graphs.module_check import check_module
 
     check_module(model)
     if inputs is None:

@@ -26,6 +26,9 @@ BIAS = "_bias"
 #: Maps that broadcast an operand.
 _BROADCASTS = frozenset({"add", "sub", "mul", "div", "where", "maximum", "minimum"})
 
+#: Products whose operands are of 8 bits, and their results of more.
+_NARROW = MappingProxyType({"_int_mm": "int8", "_scaled_mm": "fp8"})
+
 #: Complex numbers are two real ones.
 _PARTS = MappingProxyType({"complex64": "fp32", "complex128": "fp64", "complex32": "fp16"})
 
@@ -110,7 +113,10 @@ def _product(node: OperatorNode, variant: Variant, call: OperatorCall | None) ->
     if math.prod(out) == 1 and node.dtype not in _PARTS:
         # No kernel for matrices: a sum over both, split as sums are.
         return program("reduction", replace(variant, kernel=DOT), rows=1, cols=2 * k)
-    if node.op == "linear":
+    narrow = _NARROW.get(node.target.rpartition(".")[2])
+    if narrow is not None:
+        variant = replace(variant, storage=narrow, compute=narrow)
+    if node.op == "linear" or narrow is not None:
         return program("linear", variant, rows=max(1, math.prod(out) // out[-1]), n=n, k=k)
     if call and node.target.endswith(".einsum") and node.dtype not in _PARTS:
         terms = EinsumTerms.of(json.loads(call.arguments)[0][0])

@@ -106,7 +106,7 @@ def model_steps(
     model: Model | TransformersNetwork, *, batch: int, tokens: int, phase: Phase = "inference",
     compiled: bool = False,
 ) -> list[Step]:  # fmt: skip
-    """Programs of one pass of a described decoder, captured with at most two layers if it can be.
+    """Programs of one pass of a described model, captured with at most two layers if it can be.
 
     Args:
         model: whose pass.
@@ -123,25 +123,30 @@ def model_steps(
     if batch < 1 or tokens < 1:
         raise SpecError("batch x sequence length", got=f"{batch} x {tokens}", expected="at least 1")
     training = phase == "training"
-    if isinstance(model, TransformersNetwork):
-        module, inputs = network_module(model, batch=batch, tokens=tokens)
-        lowered = lower_compiled if compiled else lower
-        graph = capture(module, inputs, name=model.name, eager=True, training=training)
-        return lowered(graph, phase)
+
+    def captured(layers: int | None) -> OperatorGraph:
+        if isinstance(model, TransformersNetwork):
+            module, inputs = network_module(model, batch=batch, tokens=tokens, layers=layers)
+            return capture(module, inputs, name=model.name, eager=True, training=training)
+        changed = model if layers is None else model.model_copy(update={"layers": layers})
+        return capture(changed, batch=batch, tokens=tokens, eager=True, training=training)
+
+    layers = model.layers
     if compiled:
-        graph = capture(model, batch=batch, tokens=tokens, eager=True, training=training)
-        return lower_compiled(graph, phase)
-    few = min(model.layers, 2) if _alike(model, tokens) else model.layers
-    graph = capture(model.model_copy(update={"layers": few}), batch=batch, tokens=tokens,
-                    eager=True, training=training)  # fmt: skip
-    if model.layers == few:
-        return lower(graph, phase)
+        return lower_compiled(captured(None), phase)
+    if layers is None or layers <= 2 or not _alike(model, tokens):
+        return lower(captured(None), phase)
+    graph = captured(2)
+    if len(next(iter(graph.blocks.values()), ())) != 2:
+        return lower(captured(None), phase)
+    return _with_repeated_layers(graph, layers - 2, phase)
+
+
+def _with_repeated_layers(graph: OperatorGraph, more: int, phase: Phase) -> list[Step]:
+    """As `lower`, of a graph of two equal layers, with so many more between them."""
     passed, behind = visits(graph)
     nodes = [visit.node for visit in passed]
-    instances = next(iter(graph.blocks.values()), ())
-    if len(instances) != few:
-        graph = capture(model, batch=batch, tokens=tokens, eager=True, training=training)
-        return lower(graph, phase)
+    instances = next(iter(graph.blocks.values()))
     one, two = (
         [index for index, node in enumerate(nodes) if node.instance == name] for name in instances
     )
@@ -151,7 +156,7 @@ def model_steps(
         Visit(replace(nodes[i], calls=nodes[j].calls), passed[i].readers, passed[j].views)
         for i, j in zip(one, two, strict=True)
     ]
-    repeated = [*passed[: two[0]], *middle * (model.layers - few), *passed[two[0] :]]
+    repeated = [*passed[: two[0]], *middle * more, *passed[two[0] :]]
     read = operands(graph)
     nodes = [visit.node for visit in repeated]
     forward = _forward(nodes, read, graph, phase)
@@ -162,7 +167,7 @@ def model_steps(
     sizes = list(graph.parameters.items())
     first = [item for item in sizes if item[0].startswith(f"{instances[0]}.")]
     place = sizes.index(first[-1]) + 1 if first else 0
-    sizes[place:place] = first * (model.layers - few)
+    sizes[place:place] = first * more
     back = [
         *loss_steps(forward),
         *_backward(repeated, forward, read, behind, copies),
@@ -171,8 +176,10 @@ def model_steps(
     return [*whole, *back, *_update(nodes, [size for _, size in sizes])]
 
 
-def _alike(model: Model, tokens: int) -> bool:
+def _alike(model: Model | TransformersNetwork, tokens: int) -> bool:
     """Whether all layers run the same programs."""
+    if isinstance(model, TransformersNetwork):
+        return True  # those whose layers are counted
     slides = tokens >= (model.sliding_window or tokens + 1)
     some = slides and model.family not in SLIDING_EVERYWHERE
     kinds = model.rotations_of(0, model.layers)

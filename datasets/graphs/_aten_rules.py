@@ -178,7 +178,12 @@ def fourier(
 
 _RULES: dict[str, tuple[str, Callable[[Call], float]]] = {}
 for _kind, _flops, _names in (
-    ("matmul", _matmul, "linear addmm mm bmm matmul baddbmm addbmm mv dot vdot _addmm_activation"),
+    (
+        "matmul",
+        _matmul,
+        "linear addmm mm bmm matmul baddbmm addbmm mv dot vdot _addmm_activation _int_mm "
+        "_scaled_mm",
+    ),
     ("matmul", _einsum, "einsum"),
     (
         "convolution",

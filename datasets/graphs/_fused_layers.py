@@ -39,6 +39,10 @@ def fused_layers(module: torch.nn.Module) -> Iterator[None]:
     from torch.nn.modules import activation
     from torch.utils import backend_registration
 
+    fast = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+    if not any(isinstance(each, fast) for each in module.modules()):
+        yield  # nothing to let: what else traces, as torch.cond, may mind
+        return
     encoders = [each for each in module.modules() if isinstance(each, torch.nn.TransformerEncoder)]
     nested = [each.use_nested_tensor for each in encoders]
     before: list[tuple[Any, str, Any]] = [

@@ -50,10 +50,8 @@ class Modes:
 
         # Models draw from NumPy's global generator.
         self._drawn = (random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
-        if not self._training:
-            self._module.eval()
-        elif not self._module.training:
-            self._module.train()
+        if not (self._training and self._module.training):
+            self._put_into(training=self._training)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,5 +96,13 @@ class Modes:
                     part.training = False
                     self.evaluated += (at(),)
                 else:
-                    self._module.eval()
+                    self._put_into(training=False)
                     self.evaluated = ("",)
+
+    def _put_into(self, *, training: bool) -> None:
+        """Put the module and its parts into a mode, but for the trace of one, which keeps its."""
+        try:
+            self._module.train(training)
+        except NotImplementedError:  # of torch.export
+            for part in self._module.modules():
+                part.training = training

@@ -150,9 +150,10 @@ class TraceReader:
             if node.target is operator.getitem:
                 self.root[node] = self.root[node.args[0]]
             elif not hasattr(node.target, "_schema"):
+                path = _module_path(node)
                 raise SpecError(
-                    f"module {self.name}: {_module_path(node)}",
-                    got=str(node.target),
+                    f"module {self.name}" + (f": {path}" if path else ""),
+                    got=getattr(node.target, "__name__", str(node.target)),
                     expected="operators without control flow",
                 )
             elif _aten_name(node) in IGNORED:

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreplan.datasets.graphs._causal_masks import causal_masks
 from foreplan.datasets.graphs._checkpoints import checkpointed_layers
 from foreplan.datasets.graphs._composites import expand_composites
 from foreplan.datasets.graphs._convolution_layouts import convolution_layouts
@@ -28,11 +29,14 @@ from foreplan.datasets.graphs._modes import Modes
 from foreplan.datasets.graphs._recurrent_shapes import recurrent_shapes
 from foreplan.datasets.graphs._regions import inline_regions, under_autocast
 from foreplan.datasets.graphs._trace import TraceReader
+from foreplan.datasets.graphs._vectorised import unvectorised
 from foreplan.datasets.graphs.decoder_module import decoder_module
 from foreplan.datasets.graphs.input_words import input_words
+from foreplan.datasets.graphs.module_check import check_module
 from foreplan.datasets.graphs.operator_graph import OperatorGraph
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
+from foreplan.datasets.quantity import format_bytes
 from foreplan.errors import SpecError
 
 if TYPE_CHECKING:
@@ -137,39 +141,6 @@ def _asks_by_name(module: str) -> bool:
         return False
 
 
-def check_module(source: object) -> None:
-    """Refuse what cannot be captured, whatever its inputs are.
-
-    Raises:
-        SpecError: no module, one that ``torch.compile`` has compiled, or one whose class does not
-            initialise `torch.nn.Module`.
-    """
-    import torch
-
-    if isinstance(source, torch.nn.Module):
-        if "_modules" not in vars(source):
-            raise SpecError(
-                "capture", got=f"{type(source).__name__} without parameters or parts",
-                expected="a module that is initialised",
-                fix="begin its __init__ with super().__init__()",
-            )  # fmt: skip
-        for path, part in source.named_modules():
-            # torch.compile(module) wraps it; module.compile() keeps the compiled call beside it.
-            if hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None):
-                raise SpecError(
-                    "capture", got=f"a compiled module{path and ', '}{path}",
-                    expected="modules as they are",
-                    fix="give module._orig_mod, and predict it with execution='compiled'",
-                )  # fmt: skip
-        return
-    made = isinstance(source, type) and issubclass(source, torch.nn.Module)
-    raise SpecError(
-        "capture", got=source if isinstance(source, type) else type(source).__name__,
-        expected="a module",
-        fix=f"make one: {source.__name__}(...)" if made and isinstance(source, type) else None,
-    )  # fmt: skip
-
-
 def _capture_module(
     module: torch.nn.Module,
     inputs: Sequence[Any] | Mapping[str, Any],
@@ -213,8 +184,14 @@ def _capture_module(
     def place(tensor: torch.Tensor) -> torch.Tensor:
         if device is None:
             return tensor
-        # Only the shape of a tensor without data is known, and asked for.
-        return torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        try:  # only the shape of a tensor without data is known, and asked for
+            return torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        except RuntimeError as error:  # no memory for it
+            raise SpecError(
+                "capture.inputs", got=f"{format_bytes(tensor.nbytes)} beside weights with data",
+                expected="what this machine's memory holds",
+                fix='make the module, too, without data: with torch.device("meta")',
+            ) from error  # fmt: skip
 
     def placed(value: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, place, value)
@@ -238,12 +215,20 @@ def _capture_module(
         gradients = torch.set_grad_enabled(training)
         checkpoints = checkpointed_layers(training=training)
         layouts = convolution_layouts(), AttentionLayouts()
-        with where, recurrent_shapes(), layouts[0], layouts[1], gradients, checkpoints:
+        with (
+            where,
+            recurrent_shapes(),
+            causal_masks(),
+            layouts[0],
+            layouts[1],
+            gradients,
+            checkpoints,
+        ):
             return torch.export.export(wrapper, values, strict=False)
 
     with Modes(module, training=training) as modes, torch.no_grad(), attention, fused, _quiet():
         try:
-            program = modes.tried(traced, lambda: where.path)
+            program = unvectorised(modes.tried(traced, lambda: where.path))
             inline_regions(program, name)
             AttentionLayouts.settle(program)
             expand_composites(program)
@@ -262,7 +247,7 @@ def _untraced(
 ) -> SpecError:  # fmt: skip
     """What is said of a module that torch.export could not trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, UserWarning):
+    if isinstance(error, UserWarning) and "autocast" in str(error):
         return under_autocast(name, f"torch.autocast: {lines[0]}")
     where = f"module {name}" + (f": {path}" if path else "")
     if found := re.search(

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.graphs.capture import check_module
 from foreplan.datasets.graphs.given_module import GivenModule
+from foreplan.datasets.graphs.module_check import check_module
 from foreplan.datasets.specs import nearest
 from foreplan.errors import ForeplanError, SpecError
 

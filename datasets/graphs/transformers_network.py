@@ -42,12 +42,15 @@ _SCANNED = (
 #: each; the others go by chunks of 64 to 256 tokens.
 _STEPWISE = ("falcon_mamba", "jamba", "mamba", "recurrent_gemma", "rwkv", "zamba")
 
-#: Tokens times layers of such a network. 1,024 are captured and lowered in 17 s on one core.
+#: Of those, the ones whose layers are all alike: two are captured for all.
+_ALIKE = ("falcon_mamba", "mamba")
+
+#: Tokens times captured layers of such a network: 1,024 take 17 s on one core.
 _MOST_STEPS = 2048
 
 #: Mixtures whose experts transformers 5 runs in a loop that values decide, and not as grouped
 #: products: no trace says how many tokens an expert gets.
-_LOOPED = ("dbrx", "longcat_flash", "nllb_moe", "switch_transformers")
+_LOOPED = ("dbrx", "longcat_flash", "nllb-moe", "switch_transformers")
 
 
 class TransformersNetwork(StrictModel):
@@ -62,9 +65,11 @@ class TransformersNetwork(StrictModel):
         images: it takes images, not tokens.
         scans: its layers carry a state from token to token. What transformers itself computes is
             priced; fused kernels of other packages (mamba-ssm, flash-linear-attention) are faster.
+        layers: how many there are where they are known to be alike, else ``None``.
         beside: what an encoder takes beside the decoder's tokens, in words; "" without one.
         config: the zoo's configuration, with the class under ``architectures``; ``None`` of a
             folder.
+        frames: of each video that it takes, ``None`` of one that takes images or tokens.
         image_size: height and width of its images that were asked for; ``None`` leaves them to
             the configuration.
     """
@@ -76,8 +81,10 @@ class TransformersNetwork(StrictModel):
     parameters: PositiveInt
     images: bool
     scans: bool = False
+    layers: PositiveInt | None = None
     beside: str = ""
     config: Mapping[str, Any] | None = None
+    frames: PositiveInt | None = None
     image_size: tuple[PositiveInt, PositiveInt] | None = None
 
     @property
@@ -86,9 +93,12 @@ class TransformersNetwork(StrictModel):
         return f"model {self.name}" if self.path is None else f"{self.path}/config.json"
 
     def images_of(self, batch: int | None) -> str:
-        """A batch of its images in words, as ``4 images of 224 x 224``."""
-        of, sides = "image" if batch == 1 else "images", self.image_size
-        return f"{batch} {of}" + (f" of {sides[0]} x {sides[1]}" if sides else "")
+        """A batch of its images or videos in words, as ``4 images of 224 x 224``."""
+        of, sides = "video" if self.frames else "image", self.image_size
+        parts = [f"{self.frames} frames"] if self.frames else []
+        parts += [f"{sides[0]} x {sides[1]}"] if sides else []
+        counted = f"{batch} {of}" + ("" if batch == 1 else "s")
+        return " of ".join([counted, *parts])
 
 
 def network_or_model(
@@ -202,8 +212,10 @@ def _captured(
         dtype=_DTYPES.get(str(config.dtype), "fp32"),  # type: ignore[arg-type]
         parameters=sum(p.numel() for p in module.parameters()),
         images=module.main_input_name == "pixel_values",
+        frames=_of_videos(module.main_input_name, config),
         scans=family in _STEPWISE
         or any(getattr(config, field, None) is not None for field in _SCANNED),
+        layers=config.num_hidden_layers if family in _ALIKE else None,
         beside=_beside(module.main_input_name, config),
     )  # fmt: skip
 
@@ -212,16 +224,32 @@ def _beside(main: str, config: Any) -> str:
     """What an encoder takes beside the decoder's tokens; `network_module` gives it that."""
     if not getattr(config, "is_encoder_decoder", False) or main == "pixel_values":
         return ""
-    return "on both sides" if main == "input_ids" else f"and {_frames(config)} frames"
+    if main == "input_ids":
+        return "on both sides"
+    spectrum = _spectrum(config)
+    return "" if spectrum is None else f"and {spectrum[0]} frames"
 
 
-def _frames(config: Any) -> int:
-    """Of a spectrum, which the first convolutions halve."""
-    return 2 * int(getattr(config, "max_source_positions", 0))
+def _spectrum(config: Any) -> tuple[int, tuple[int, int]] | None:
+    """Frames and shape of the longest spectrum that a network takes; ``None`` where not known.
+
+    Whisper's first convolutions halve what lies in ``[bins, frames]``. Speech2Text counts its
+    positions before its convolutions, and takes ``[frames, bins]``.
+    """
+    positions = getattr(config, "max_source_positions", None)
+    if positions and (bins := getattr(config, "num_mel_bins", None)):
+        return 2 * positions, (bins, 2 * positions)
+    if positions and (bins := getattr(config, "input_feat_per_channel", None)):
+        return positions, (positions, bins * getattr(config, "input_channels", 1))
+    return None
+
+
+def _of_videos(main: str, config: Any) -> int | None:
+    return getattr(config, "num_frames", None) if main == "pixel_values" else None
 
 
 def network_module(
-    network: TransformersNetwork, *, batch: int, tokens: int
+    network: TransformersNetwork, *, batch: int, tokens: int, layers: int | None = None
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """The module without weights, and inputs for `capture`.
 
@@ -231,6 +259,7 @@ def network_module(
         tokens: of each sequence; an encoder-decoder takes as many on both sides, or as many
             beside the sound that its encoder takes. Images have the size that was asked for, else
             the network's own.
+        layers: how many of those that are alike to build; ``None`` for all.
 
     Raises:
         SpecError: more tokens than positions, inputs that nothing is known of, or larger ones than
@@ -241,16 +270,16 @@ def network_module(
 
     word = next(name for name, ours in _DTYPES.items() if ours == network.dtype)
     dtype = getattr(torch, word.removeprefix("torch."))
-    module, config = _build(lambda: _own_configuration(network), dtype, network.where)
+    module, config = _build(lambda: _own_configuration(network, layers), dtype, network.where)
     # XLNet, whose positions are relative, has -1 of them.
     most = next((n for n in (getattr(config, f, None) for f in _POSITIONS) if n and n > 0), tokens)
     if tokens > most and not network.images:
         raise SpecError("sequence length", got=tokens, expected=f"at most {most} positions")
-    layers = next((n for n in (getattr(config, f, None) for f in _LAYERS) if n), 1)
-    if network.family in _STEPWISE and tokens * layers > _MOST_STEPS:
+    built = next((n for n in (getattr(config, f, None) for f in _LAYERS) if n), 1)
+    if network.family in _STEPWISE and tokens * built > _MOST_STEPS:
         raise SpecError(
-            "sequence length", got=tokens, expected=f"at most {max(_MOST_STEPS // layers, 1)} "
-            f"tokens: {network.family} goes through its {layers} layers token by token",
+            "sequence length", got=tokens, expected=f"at most {max(_MOST_STEPS // built, 1)} "
+            f"tokens: {network.family} goes through its layers token by token",
             fix="price fewer tokens: time grows with their number",
         )  # fmt: skip
     main = module.main_input_name
@@ -259,10 +288,11 @@ def network_module(
     if main == "input_ids":
         inputs = {main: ids}
     elif main == "pixel_values":
-        channels = getattr(config, "num_channels", 3)
-        inputs = {main: blank(batch, channels, *_sides(network, config), dtype=dtype)}
-    elif main == "input_features" and hasattr(config, "max_source_positions"):
-        inputs = {main: blank(batch, config.num_mel_bins, _frames(config), dtype=dtype)}
+        frames = (network.frames,) if network.frames else ()
+        images = (*frames, getattr(config, "num_channels", 3), *_sides(network, config))
+        inputs = {main: blank(batch, *images, dtype=dtype)}
+    elif main == "input_features" and (spectrum := _spectrum(config)) is not None:
+        inputs = {main: blank(batch, *spectrum[1], dtype=dtype)}
     else:
         raise SpecError(
             f"model {network.name}", got=f"the input {main}",
@@ -326,14 +356,16 @@ def _check(fields: dict[str, Any], where: str) -> None:
             )
 
 
-def _own_configuration(network: TransformersNetwork) -> Any:
-    """Configuration of a network, for images of the size that was asked for."""
+def _own_configuration(network: TransformersNetwork, layers: int | None = None) -> Any:
+    """Configuration of a network, for images of the size and as many layers as were asked for."""
     import transformers
 
     if network.config is not None:
         config: Any = transformers.AutoConfig.for_model(**network.config)
     else:
         config = _configuration(Path(network.path or ""))()
+    if layers is not None:
+        config.num_hidden_layers = layers
     # What has a parameter for each part of an image is made for its size.
     if network.image_size is not None and hasattr(config, "image_size"):
         height, width = network.image_size

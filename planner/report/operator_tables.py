@@ -40,7 +40,18 @@ def error_table(result: Mapping[str, Any]) -> RenderableType:
     )
     reasons = result.get("unsupported_why") or result.get("unsupported_reasons", {})  # of programs
     why = [f"{text} ({count:,})" for text, count in reasons.items()]
-    return Group(grid, heading("Not predicted"), *bullets(why)) if why else grid
+    taught = result.get("taught", {})  # of operators
+    parts: list[RenderableType] = [grid]
+    if taught:
+        parts += bullets(
+            [
+                f"{sum(taught.values()):,} rows are of chips, libraries and data types that the "
+                f"model was trained on ({', '.join(taught)}): their error is no test"
+            ]
+        )
+    if why:
+        parts += [heading("Not predicted"), *bullets(why)]
+    return Group(*parts) if len(parts) > 1 else grid
 
 
 def stats_table(result: Mapping[str, Any]) -> RenderableType:
@@ -54,7 +65,9 @@ def stats_table(result: Mapping[str, Any]) -> RenderableType:
     title = f"{result['rows']} rows" + (f", {failed} failed" if failed else "")
     if not rows:
         return heading(title)
-    return Grid(
+    lacking = result.get("not_in_zoo", [])  # of operators
+    told = bullets([f"not in the zoo: {name}; evaluate takes --device-file" for name in lacking])
+    grid = Grid(
         title,
         [
             Column("device", [device for device, _, _, _ in rows]),
@@ -63,6 +76,7 @@ def stats_table(result: Mapping[str, Any]) -> RenderableType:
             Column("rows", [f"{count:,}" for _, _, _, count in rows], True),
         ],
     )
+    return Group(grid, *told) if lacking else grid
 
 
 def left_out(card: Mapping[str, Any]) -> str:

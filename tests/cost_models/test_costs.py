@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from foreplan.cost_models.costs import (
     StorageAccess,
     Work,
 )
+from foreplan.cost_models.roofline import RooflineSource
+from foreplan.datasets.device import Device
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import MissingDataError
 
@@ -142,3 +145,25 @@ def test_sums_and_multiples() -> None:
     assert Estimate.total([]) == Estimate(0.0, 0.0, 0.0, "given")
     worst = Estimate.total(Estimate.exact(1.0, source) for source in SOURCES)
     assert worst.source == SOURCES[-1] == "roofline"
+
+
+@pytest.mark.parametrize(("work", "figures", "lacking"), [
+    (LINEAR, {}, "memory_bandwidth"),
+    (LINEAR, {"memory_bandwidth": 1e12}, "peak_flops of bf16"),
+    (Copy(8, "device"), {"peak_flops": {"bf16/matrix": 1e14}}, "memory_bandwidth"),
+    (Copy(8, "host_to_device"), {"memory_bandwidth": 1e12}, "host_link_bandwidth"),
+])  # fmt: skip
+def test_the_figure_without_which_there_is_no_price_is_named(
+    work: Work, figures: dict[str, Any], lacking: str
+) -> None:
+    device = Device(
+        name="d", chip="c", vendor="v", kind="cuda", compute_capability="8.0", **figures
+    )
+    with pytest.raises(MissingDataError, match=f"on d, whose figures have no {lacking}; .*it$"):
+        CostBook([RooflineSource(device)]).cost(work, "d")
+
+
+def test_a_work_that_no_figure_prices_lacks_none() -> None:
+    device = Device(name="d", chip="c", vendor="v", kind="cuda")
+    with pytest.raises(MissingDataError, match="on d; measure it"):
+        CostBook([RooflineSource(device)]).cost(StorageAccess(8), "d")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -130,7 +131,12 @@ def test_this_host_is_labelled_as_a_forecast(run: Run, monkeypatch: pytest.Monke
         )  # fmt: skip
 
     monkeypatch.setattr("foreplan.cost_models.pass_arguments.host_device", read)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 9.0, 9.0))
     out = " ".join(run("net.py:Net", "-d", "cpu:threads=1,isa=avx2,t4")[1].split())
     assert "cpu:threads=1,isa=avx2: this host (Some Processor), a forecast" in out
     assert "no operator was timed" in out
     assert "this host" not in run("net.py:Net", "-d", "t4")[1]
+    load, cores = 1e3, len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    busy = json.loads(run("net.py:Net", "-d", "cpu,t4", "--json")[1])
+    assert busy["here"] == {"cpu": f"Some Processor, busy: load 1000.0 on {cores} cores"}

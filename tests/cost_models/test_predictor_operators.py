@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from foreplan.cost_models.operators.operator_predictor import OperatorPredictor
 from foreplan.cost_models.operators.operator_weights import load_experts
 from foreplan.cost_models.operators.operator_work import operator_work
 from foreplan.cost_models.predictor import Predictor
+from foreplan.cost_models.replay import predict_latency
 from foreplan.cost_models.sources.predicted import PredictedSource
 from foreplan.datasets.device import Device
 from foreplan.datasets.importers import read_operators
@@ -290,6 +292,9 @@ def test_train_and_evaluate_files(tmp_path: Path) -> None:
         "mape", "median_ape", "p90_ape", "within_10pct", "count"
     }  # fmt: skip
     assert operator_stats(data, "foreplan")["rows"] == 180
+    # A third ran on the chip that was held out; of the roofline none is of a fit.
+    assert result["taught"] == {"l4": 60, "a100_sxm_80gb": 60}
+    assert evaluate_file("roofline", data, "foreplan")["taught"] == {}
     known = read_operators(data, "foreplan")
     with pytest.raises(SpecError, match="--hold-out") as refused:
         train_operators([data], ["foreplan"], tmp_path / "m", hold_out=["nobody"])
@@ -397,3 +402,20 @@ def test_what_was_timed_at_any_size_does_not_lose_by_misalignment_twice() -> Non
     error = np.abs(load_operator_model("pretrained:ops").predict(part) / part.latency_s - 1.0)
     assert len(rows) == 600
     assert np.mean(error) < 0.15
+
+
+@pytest.mark.parametrize("wrong", ["linear", None, 3, [3], "program"])
+def test_what_is_no_list_of_programs_is_refused(wrong: Any) -> None:
+    item = program("linear", Variant("fp16", "fp16", "torch.linear"), rows=8, n=16, k=32)
+    given = item if wrong == "program" else wrong
+    with pytest.raises(SpecError, match=r"Predictor\.predict: programs: got .* a list of programs"):
+        Predictor.load().predict(given, "t4")
+    with pytest.raises(SpecError, match=r"Predictor\.predict: device: got nothing"):
+        Predictor.load().predict([item], cast("str", None))
+    assert Predictor.load().predict(iter([item]), "t4") == Predictor.load().predict([item], "t4")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", [{"execution": 3}, {"phase": 3}])
+def test_a_number_in_place_of_a_word_is_refused(asked: Any) -> None:
+    with pytest.raises(SpecError, match="got 3, expected one of"):
+        predict_latency("bert-tiny", "t4", **asked)

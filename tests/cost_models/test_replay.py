@@ -430,6 +430,16 @@ def test_a_graph_is_predicted_without_its_host(folder: Path) -> None:
     assert "CPUs have no CUDA graphs" in graph["unpriced"]["xeon_8480+"]
 
 
+def test_where_no_device_has_a_price_the_first_says_why() -> None:
+    class Whole(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x
+
+    numbers = torch.zeros(8, 8, dtype=torch.int32)
+    with pytest.raises(MissingDataError, match=r"no device has a price: .* have no peak_flops of"):
+        foreplan.rank_devices(Whole(), "t4,h200", inputs=[numbers])
+
+
 def test_a_trace_is_written(folder: Path) -> None:
     path = folder / "trace.json"
     predict_model("tiny-llama-random", ["t4"], trace=path)

@@ -18,6 +18,7 @@ from foreplan.cost_models.rates.known_rates import KnownRates, main
 from foreplan.cost_models.rates.onboarding_curve import curve, read_rows
 from foreplan.cost_models.rates.operator_rates import LEVELS, groups, rate_terms
 from foreplan.cost_models.rates.rate_model import RateModel
+from foreplan.cost_models.roofline import ASSUMED_LAUNCH_S
 from foreplan.cost_models.sources.device_fit import DeviceFit
 from foreplan.datasets import device_zoo
 from foreplan.datasets.device import Device
@@ -382,3 +383,10 @@ def test_an_unseen_chip_is_priced_by_the_others_alone() -> None:
     for folder in (XEON, ZEN5):
         unseen = unseen.unseen(read_rows(MEASURED / folder / "whole.json.xz")[0].chip)
     assert unseen.supported([convolution], device) == [None], "no other chip is left"
+
+
+def test_a_call_that_nobody_measured_takes_what_those_of_the_shipped_rates_do() -> None:
+    # Pages, slow functions and a network's code are priced in calls, too.
+    calls = [known.device.launch_overhead_s or 0.0 for known in KnownRates.load().known]
+    assert len(calls) >= 6
+    assert min(calls) < ASSUMED_LAUNCH_S < max(calls)

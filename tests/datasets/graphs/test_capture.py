@@ -254,6 +254,14 @@ class _Eigenvalues(nn.Module):
         return torch.linalg.eigvals(torch.outer(x, x)).real
 
 
+ROW = torch.zeros(2, 8)
+
+
+class _Derivative(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda y: (y * y).sum())(x)
+
+
 class _Conditional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
@@ -264,13 +272,84 @@ class _Conditional(nn.Module):
     [
         (_Branches(), "module _Branches: got .* expected a module that torch.export can trace"),
         (_Eigenvalues(), "got 'aten.*eig.* expected an operator whose work is known"),
-        (_Conditional(), "expected operators without control flow"),
+        (
+            _Conditional(),
+            "module _Conditional: got 'cond', expected operators without control flow",
+        ),
+        (_Derivative(), "module _Derivative: got '_unwrap_for_grad', expected operators without"),
     ],
 )
 def test_what_cannot_be_captured_is_one_line(module: nn.Module, match: str) -> None:
+    # Eager, an operator that nothing is known of has a price by its tensors.
+    eager = not isinstance(module, _Eigenvalues)
     with pytest.raises(SpecError, match=match) as caught:
-        capture(module, [torch.zeros(4)])
+        capture(module, [torch.zeros(4)], eager=eager)
     assert "\n" not in str(caught.value)
+    assert " at 0x" not in str(caught.value)
+
+
+def test_what_is_mapped_over_a_batch_is_an_operator_of_it() -> None:
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(lambda row: self.linear(row).T @ row)(x)
+
+    graph = capture(Mapped(), [torch.zeros(3, 8, 8)], eager=True, training=True)
+    products = [node for node in graph.operators() if node.op in ("linear", "matmul")]
+    assert [node.outputs for node in products] == [((3, 8, 4),), ((3, 4, 8),)]
+    assert sum(node.flops for node in products) == 2 * 3 * (8 * 4 * 8 + 4 * 8 * 8)
+    assert graph.parameter_bytes == 4 * (8 * 4 + 4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_module_that_torch_export_gave_back_is_captured_as_it_was(training: bool) -> None:
+    net, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.zeros(3, 8)
+    program = torch.export.export(net, (x,))
+    again = capture(program.module(), [x], eager=True, training=training)
+    found = [(node.op, node.outputs, node.flops) for node in again.operators()]
+    own = capture(net, [x], eager=True, training=training)
+    assert found == [(node.op, node.outputs, node.flops) for node in own.operators()]
+    with pytest.raises(SpecError, match=r"got 'ExportedProgram', .* give program\.module\(\)"):
+        capture(program, [x])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scripted", [torch.jit.script, lambda m: torch.jit.trace(m, ROW)])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_torch_jit_made_is_refused_by_name(scripted: Any) -> None:
+    with pytest.raises(SpecError, match=r"a scripted or traced module.* give the module that"):
+        capture(scripted(nn.Linear(8, 4)), [ROW])
+
+
+@pytest.mark.parametrize(("shape", "causal"), [((6, 6), True), ((6, 6, 6), False)])
+def test_a_square_mask_of_a_transformer_is_taken_to_be_causal(
+    shape: tuple[int, ...], causal: bool
+) -> None:
+    layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.TransformerDecoder(layer, 2)
+
+        def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+            return self.layers(x, memory, tgt_mask=mask)  # type: ignore[no-any-return]
+
+    # One mask of all, or one of each of two heads of each of three rows.
+    given = [torch.zeros(3, 6, 8), torch.zeros(3, 5, 8), torch.zeros(*shape)]
+    graph = capture(Decoder(), given, eager=True)
+    own, _ = list(graph.operators("attention"))[:2]
+    pairs = 6 * 7 / 2 if causal else 36
+    assert own.flops == 2 * 3 * 2 * pairs * (4 + 4)
+
+
+def test_inputs_without_data_are_refused_where_memory_lacks_for_them() -> None:
+    with pytest.raises(
+        SpecError, match=r'8 PiB beside weights with data.* with torch\.device\("meta"\)'
+    ):
+        capture(nn.Linear(8, 8), [torch.empty(1 << 48, 8, device="meta")])
 
 
 def test_wrong_calls() -> None:

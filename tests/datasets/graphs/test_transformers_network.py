@@ -12,6 +12,8 @@ import torch
 import transformers
 from tests.cost_models.test_zoo_laws import WITHIN
 
+from foreplan.cost_models.lowering.graph_programs import lower, model_steps
+from foreplan.cost_models.lowering.graph_step import Phase
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.ranking import Ranking, rank_devices
 from foreplan.cost_models.replay import predict_latency
@@ -44,6 +46,15 @@ WHISPER = {
     "decoder_ffn_dim": 128, "vocab_size": 100, "num_mel_bins": 16, "max_source_positions": 50,
     "max_target_positions": 64, "pad_token_id": 0,
 }  # fmt: skip
+SPEECH = {
+    "model_type": "speech_to_text", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "vocab_size": 100, "input_feat_per_channel": 16,
+    "max_source_positions": 60, "max_target_positions": 64, "conv_channels": 32,
+}  # fmt: skip
+VIDEO = VIT | {
+    "model_type": "timesformer", "architectures": ["TimesformerModel"], "num_frames": 4,
+}  # fmt: skip
 GEMMA = TEXT | {
     "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 128, "sliding_window": 16, "torch_dtype": "bfloat16",
@@ -67,9 +78,10 @@ MAMBA2 = {
     "num_hidden_layers": 2, "vocab_size": 100, "state_size": 8, "num_heads": 4, "head_dim": 16,
     "n_groups": 1, "chunk_size": 16,
 }  # fmt: skip
+SEEN = {"vit": "1 image", "timesformer": "1 video of 4 frames"}
 SCANS = {"mamba": MAMBA, "mamba2": MAMBA2}
 ALL = {**SCANS, "bert": BERT, "t5": T5, "vit": VIT, "whisper": WHISPER, "gemma2": GEMMA,
-       "deepseek_v2": DEEPSEEK}  # fmt: skip
+       "deepseek_v2": DEEPSEEK, "speech_to_text": SPEECH, "timesformer": VIDEO}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +110,12 @@ def _network(tmp_path: Path, fields: dict[str, Any]) -> TransformersNetwork:
 def test_parameters_and_passes_are_those_of_the_module(tmp_path: Path, family: str) -> None:
     network = _network(tmp_path, ALL[family])
     config = transformers.AutoConfig.from_pretrained(network.path)
-    build: Any = getattr(transformers, (config.architectures or ["WhisperModel"])[0])
-    real = build(config)
+    build = (
+        getattr(transformers, config.architectures[0])
+        if config.architectures
+        else transformers.AutoModel.from_config
+    )
+    real: Any = build(config)
     assert network.parameters == sum(p.numel() for p in real.parameters())
     module, inputs = network_module(network, batch=2, tokens=24)
     graph = capture(module, inputs, eager=True)
@@ -118,17 +134,19 @@ def test_more_work_is_never_faster_and_a_step_takes_longer(
     network = _network(tmp_path, ALL[family])
     found = [
         rank_devices(network, "h200,t4,xeon_8480+", batch=batch, phase=phase, predictor=predictor,
-                     sequence_length=None if family == "vit" else 32)
+                     sequence_length=None if family in SEEN else 32)
         for batch, phase in ((1, "inference"), (64, "inference"), (64, "training"))
     ]  # fmt: skip
     for less, more in pairwise(found):
         before = {replay.device: replay.latency_s for replay in less.replays}
         slack = 1 - WITHIN  # networks this small are bound by the host
         assert all(replay.latency_s > slack * before[replay.device] for replay in more.replays)
-    assert found[0].document()["images"] == (family == "vit")
+    assert found[0].document()["images"] == (family in SEEN)
     assert found[0].document()["scans"] == (family in SCANS)
-    beside = {"t5": " on both sides", "whisper": " and 100 frames"}.get(family, "")
-    what = "1 image" if family == "vit" else f"1 x 32 tokens{beside}"
+    beside = {
+        "t5": " on both sides", "whisper": " and 100 frames", "speech_to_text": " and 60 frames"
+    }.get(family, "")  # fmt: skip
+    what = SEEN.get(family, f"1 x 32 tokens{beside}")
     assert repr(found[0]).startswith(f"<Ranking: {family}, {what}, inference: ")
     assert found[0].plot().get_title("left") == f"{family}, {what}, inference"
     assert all(r.low_s <= r.latency_s <= r.high_s for rank in found for r in rank.replays)
@@ -179,7 +197,7 @@ def test_a_described_family_stays_described_and_a_folder_is_enough(
         (BERT | {"hidden_size": "many"}, "bert/config.json"),
         (BERT | {"quantization_config": {"bits": 4}}, "unquantised"),
         ({"model_type": "switch_transformers", "num_experts": 4}, "as grouped products; price a"),
-        ({"model_type": "nllb_moe"}, "as grouped products"),
+        ({"model_type": "nllb-moe"}, "as grouped products"),
     ],
 )
 def test_what_is_not_priced_is_refused_in_one_line(
@@ -275,12 +293,41 @@ def test_relative_positions_bound_nothing(tmp_path: Path) -> None:
 def test_a_scan_token_by_token_bounds_the_tokens(tmp_path: Path) -> None:
     """Every token of every layer has operators of its own; chunks of tokens have not."""
     by_tokens = _network(tmp_path, MAMBA)
-    with pytest.raises(SpecError, match="at most 1024 tokens: mamba goes through its 2 layers"):
+    with pytest.raises(SpecError, match="at most 1024 tokens: mamba goes through its layers"):
         network_module(by_tokens, batch=1, tokens=1025)
     by_chunks = _network(tmp_path, MAMBA2)
     module, inputs = network_module(by_chunks, batch=1, tokens=1025)
     calls = capture(module, inputs, eager=True).operators
     assert len(list(calls("linear"))) < 100
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+@pytest.mark.parametrize(("family", "name"), [
+    ("mamba", "MambaForCausalLM"), ("falcon_mamba", "FalconMambaForCausalLM"),
+])  # fmt: skip
+def test_layers_that_are_alike_are_captured_twice_for_all(
+    tmp_path: Path, family: str, name: str, phase: Phase
+) -> None:
+    fields = MAMBA | {
+        "model_type": family, "num_hidden_layers": 5,
+        "architectures": [name],
+    }  # fmt: skip
+    network = _network(tmp_path, fields)
+    assert network.layers == 5
+    module, inputs = network_module(network, batch=2, tokens=6)
+    whole = capture(module, inputs, eager=True, training=phase == "training")
+    found = model_steps(network, batch=2, tokens=6, phase=phase)
+    assert found == lower(whole, phase)
+
+
+def test_a_scan_of_many_layers_takes_the_usual_tokens(tmp_path: Path, predictor: Predictor) -> None:
+    few, many = (
+        rank_devices(
+            _network(tmp_path, MAMBA | {"num_hidden_layers": layers}), "h200", predictor=predictor
+        )
+        for layers in (8, 32)
+    )
+    assert 3 < many.fastest.device_s / few.fastest.device_s < 4.5
 
 
 def test_positions_bound_the_tokens(tmp_path: Path) -> None:

@@ -382,8 +382,12 @@ def test_errors_and_counts(width):
     assert "1,234" in text
     assert "8.1 %" in text
     assert text.count("t4") == 1 or width < 60  # once for its rows
+    assert "trained" not in text
+    assert "1,200 rows" in shown(error_table(result | {"taught": {"t4": 1200}}), width)
     counts = {"rows": 9, "chips": {"t4": "tu104"}, "by_device_op": {"t4": {"conv": 9}}}
     assert "tu104" in shown(stats_table(counts), width)
+    assert "not in the zoo" not in shown(stats_table(counts | {"not_in_zoo": []}), width)
+    assert "not in the zoo: mine;" in shown(stats_table(counts | {"not_in_zoo": ["mine"]}), width)
     nothing = {"rows": 0, "chips": {}, "by_device_op": {}, "failed": {"timeout": 3}}
     assert "0 rows, 3 failed" in shown(stats_table(nothing), width)
 
