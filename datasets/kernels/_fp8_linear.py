@@ -21,8 +21,8 @@ from foreplan.datasets.kernels._fp8_rows import fp8_rows
 from foreplan.datasets.kernels._fragment_linear import compiled
 from foreplan.datasets.kernels.registry import Packed
 
-#: Rows up to which the first way is the fastest of three, and sums (rows times features) up to which
-#: the second is, within 9 % at eight shapes (docs/results/kernels.md): scaling costs by their number.
+#: Rows up to which the first way is the fastest of three, and sums (rows times features) up to
+#: which the second is, within 9 % at eight shapes (docs/results/kernels.md): scaling costs by sums.
 _FRAGMENT_ROWS, _SCALED_SUMS = 16, 3 << 19
 #: Bytes of a row that the kernel for few rows takes at a time, and features of a tile.
 _GROUP, _TILE = 128, 16
