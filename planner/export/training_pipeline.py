@@ -7,6 +7,7 @@ there which one stands behind how many passes of a rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from foreplan.datasets.specs import validate
@@ -77,6 +78,32 @@ class TrainingPipeline:
     def even(self) -> bool:
         """Whether all virtual stages have as many layers."""
         return len(set(self.layers)) == 1
+
+
+def torchrun_command(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """``torchrun`` with as many processes as the plan has devices, and notes for its script.
+
+    Raises:
+        SpecError: hosts of unlike numbers of devices.
+    """
+    decision = decision_of(plan)
+    assert isinstance(decision, BubblesDecision)
+    counts = Counter(rank.host for rank in plan.cluster.ranks()[: decision.plan.devices])
+    each = set(counts.values())
+    if len(each) > 1:
+        raise SpecError(
+            "cluster", got=", ".join(f"{n} devices on {host}" for host, n in counts.items()),
+            expected="as many on each host, for one launch script",
+            fix="plan with workload devices, or a plan, that uses as many of each",
+        )  # fmt: skip
+    processes = f"--nproc-per-node={each.pop()}"
+    if len(counts) == 1:
+        return ("torchrun", processes), ()
+    note = (
+        f"on each of {', '.join(counts)}, with PET_NODE_RANK its place in this list from 0 and "
+        f"PET_MASTER_ADDR={next(iter(counts))} in the environment"
+    )
+    return ("torchrun", f"--nnodes={len(counts)}", processes), (note,)
 
 
 def encoders_again(plan: Plan) -> tuple[str, ...]:
