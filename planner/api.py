@@ -184,8 +184,8 @@ def plan(
             f"no bf16 on {', '.join(names)}: what is called bf16 is {instead_of_bf16(dtype)}"
             for dtype, names in without_bf16(where.ranks()).items()
         ),
-        *choice.assumptions,
     ]
+    about = choice.about
     decision, bound = choice.decision, choice.bound
     eligible = _eligible(others)
     worth = {n: chosen.objective(problem, others[n][0], f.total_s) for n, f in eligible.items()}
@@ -199,6 +199,7 @@ def plan(
             f"the plan is the {f'one {best}' if best in rivals else f'baseline {best!r}'}: the "
             "simulator prefers it to the solver's decision"
         )
+        about = tuple(f"of the solver's decision: {line}" for line in about)
         swapped = (decision, forecast)
         decision, forecast = others.pop(best)
         others = {SOLVER: swapped, **others}
@@ -210,6 +211,7 @@ def plan(
             }
         eligible = _eligible(others)
         bound = bound.of_another(forecast.total_s, timed=mine == swapped[1].total_s)
+    assumptions += [*about, *chosen.remarks(problem, decision), *choice.assumptions]
     assumptions += host_note(chosen, problem, forecast)
     say("drawing prices to see how sure the choice is")
     rated = confidence(

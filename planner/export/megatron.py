@@ -7,7 +7,6 @@ words, ``encoder_units.csv`` a line a unit.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 
@@ -22,6 +21,7 @@ from foreplan.planner.export.training_pipeline import (
     TrainingPipeline,
     encoders_again,
     placed,
+    processes,
     tables,
     torchrun_command,
 )
@@ -76,9 +76,7 @@ class MegatronExporter(Exporter):
         _, flags = _shell.parse(files["launch.sh"])
         pp, tp = (int(flags[f"--{k}-model-parallel-size"]) for k in ("pipeline", "tensor"))
         layers = re.findall(r"t\*(\d+)", flags["--pipeline-model-parallel-layout"])
-        # Processes of a host, times the hosts where there are several.
-        found = re.findall(r"--(?:nnodes|nproc-per-node)=(\d+)", files["launch.sh"])
-        devices = math.prod(map(int, found))
+        devices = processes(files["launch.sh"])
         return TrainingPipeline(
             devices // (pp * tp), pp, tp, tuple(map(int, layers)),
             int(flags["--micro-batch-size"]), int(flags["--global-batch-size"]),

@@ -7,7 +7,10 @@ there which one stands behind how many passes of a rank.
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.datasets.specs import validate
@@ -19,6 +22,8 @@ from foreplan.planner.plan import Plan, decision_of
 
 #: File of the encoder units' table, and of the backbone's order.
 UNITS, ORDER = "encoder_units.csv", "order.csv"
+#: Word of torchrun's for the processes of a host, where hosts have unlike numbers of them.
+_PROCESSES = "PET_NPROC_PER_NODE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +88,39 @@ class TrainingPipeline:
 def torchrun_command(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """``torchrun`` with as many processes as the plan has devices, and notes for its script.
 
-    Raises:
-        SpecError: hosts of unlike numbers of devices.
+    Frameworks number ranks by pipeline rank first, ``torchrun`` by host: hosts are named in the
+    order of the pipeline.
     """
     decision = decision_of(plan)
     assert isinstance(decision, BubblesDecision)
-    counts = Counter(rank.host for rank in plan.cluster.ranks()[: decision.plan.devices])
-    each = set(counts.values())
-    if len(each) > 1:
-        raise SpecError(
-            "cluster", got=", ".join(f"{n} devices on {host}" for host, n in counts.items()),
-            expected="as many on each host, for one launch script",
-            fix="plan with workload devices, or a plan, that uses as many of each",
-        )  # fmt: skip
-    processes = f"--nproc-per-node={each.pop()}"
-    if len(counts) == 1:
-        return ("torchrun", processes), ()
+    layout, ranks = decision.plan, plan.cluster.ranks()
+    width = layout.dp * layout.tp
+    blocks = [layout.block(rank) * width for rank in range(layout.pp)]
+    hosts = [one.host for start in blocks for one in ranks[start : start + width]]
+    runs = [(host, len(list(same))) for host, same in itertools.groupby(hosts)]
+    counts = [count for _, count in runs]
+    alike = (f"--nproc-per-node={counts[0]}",) if len(set(counts)) == 1 else ()
+    if len(runs) == 1:
+        return ("torchrun", *alike), ()
+    said: dict[str, Sequence[object]] = {
+        "PET_NODE_RANK": range(len(runs)),
+        "PET_MASTER_ADDR": (runs[0][0],),
+    }
+    if not alike:
+        said[_PROCESSES] = counts
+    texts = (f"{name}={', '.join(map(str, values))}" for name, values in said.items())
     note = (
-        f"on each of {', '.join(counts)}, with PET_NODE_RANK its place in this list from 0 and "
-        f"PET_MASTER_ADDR={next(iter(counts))} in the environment"
+        f"once on each of {', '.join(host for host, _ in runs)}, in this order with "
+        f"{'; '.join(texts)} in the environment"
     )
-    return ("torchrun", f"--nnodes={len(counts)}", processes), (note,)
+    return ("torchrun", f"--nnodes={len(runs)}", *alike), (note,)
+
+
+def processes(script: str) -> int:
+    """Processes that a script with a `torchrun_command` starts on all hosts together."""
+    if (unlike := re.search(rf"{_PROCESSES}=([\d, ]+)", script)) is not None:
+        return sum(map(int, unlike[1].split(",")))
+    return math.prod(map(int, re.findall(r"--(?:nnodes|nproc-per-node)=(\d+)", script)))
 
 
 def encoders_again(plan: Plan) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def test_units_longer_than_any_idle_time_leave_the_baseline(sizes, layers, forwa
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"layers": 6}, SpecError, "divides the 6 layers"),
+        ({"layers": 6}, SpecError, "at most the 6 layers"),
         ({"microbatches": 6}, SpecError, "multiples of pp"),
         ({"pp": 8}, SpecError, "at most 4 devices"),
         ({"tp": 16, "pp": 1, "chunks": 1}, SpecError, "at most 4 devices"),
@@ -153,6 +153,51 @@ def test_units_longer_than_any_idle_time_leave_the_baseline(sizes, layers, forwa
 def test_sizes_that_do_not_suit_are_refused(change, error, words):
     with pytest.raises(error, match=words):
         plan("bubbles", None, "4xh200", asked(**change), costs="roofline")
+
+
+def test_layers_need_not_divide():
+    """Seven layers on two ranks and a tower of five in two stages; every layer is somewhere."""
+    tower = encoder(layers=5, forward_s=0.05, backward_s=0.1)
+    sizes = {"pp": 2, "chunks": 1, "layers": 7, "microbatches": 4}
+    found = plan(
+        "bubbles", None, "2xh200", workload(tower, **sizes, encoder_stages=(2,)), costs="roofline"
+    )
+    decision = found.decision
+    assert [s["end"] - s["start"] for s in decision["stages"]] in ([4, 3], [3, 4])
+    assert decision["encoders"][0]["stages"] == [[0, 3], [3, 5]]
+    # Of any division the rank with four layers is the longest: 4 micro-batches x 4 layers x 0.3 s.
+    assert found.predicted.total_s >= 4.8
+    assert found.bound.lower_s is not None
+    assert found.bound.lower_s <= found.predicted.total_s
+
+
+def test_what_is_said_of_a_decision_is_said_of_the_plans():
+    """A baseline became the plan: its devices, and whose bounds these are."""
+    towers = (
+        {"name": "v", "tokens": 577, "dims": {"layers": 23, "hidden": 1024, "heads": 16}},
+        {"name": "a", "tokens": 1500, "dims": {"layers": 2, "hidden": 128, "heads": 2},
+         "frozen": True},
+        {"name": "big", "tokens": 100, "dims": {"layers": 40, "hidden": 4096, "heads": 32},
+         "frozen": True},
+    )  # fmt: skip
+    fields = {
+        "backbone": {"layers": 24, "hidden": 1024, "heads": 16, "vocab": 1000},
+        "encoders": towers, "sequence_length": 2500, "microbatches": 6,
+    }  # fmt: skip
+    found = plan("bubbles", None, "1xt4,2xl4,1xh200", fields, costs="roofline")
+    assert found.alternatives[0].name == "solver"
+    order, labels = found.decision["plan"]["device_order"], [
+        rank.label for rank in found.cluster.ranks()
+    ]  # fmt: skip
+    (said,) = [note for note in found.assumptions if note.startswith("ranks of the pipeline")]
+    assert said == (
+        f"ranks of the pipeline take {', '.join(labels[k] for k in order)}, in this order"
+    )
+    (bounds,) = [note for note in found.assumptions if "LB0" in note]
+    assert bounds.startswith("of the solver's decision: ")
+    lost = [note for note in found.assumptions if "1 encoder stages: rank" in note]
+    assert lost
+    assert all(note.startswith("not taken: dp 1 x pp 4 x tp 1") for note in lost)
 
 
 def test_wrong_workloads_are_one_clear_line():

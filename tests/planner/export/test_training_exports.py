@@ -128,8 +128,18 @@ def test_processes_are_those_of_a_host(target: str, tmp_path: Path) -> None:
     two = made(cluster={"devices": devices, "tiers": tiers})
     text = export_plan(two, target, tmp_path).files["launch.sh"]
     assert "--nnodes=2 --nproc-per-node=2" in text
-    assert "PET_MASTER_ADDR=one" in text
+    assert "on each of one, two, in this order with PET_NODE_RANK=0, 1" in text
     devices[1]["count"] = 3
     unlike = made(cluster={"devices": devices, "tiers": tiers}, plan={"dp": 5}, microbatches=4)
-    with pytest.raises(SpecError, match="2 devices on one, 3 devices on two"):
-        export_plan(unlike, target, tmp_path)
+    text = export_plan(unlike, target, tmp_path).files["launch.sh"]  # read back: dp 5
+    assert "PET_NPROC_PER_NODE=2, 3" in text
+    assert "--nproc-per-node" not in text
+    turned = made(
+        cluster={"devices": devices, "tiers": tiers},
+        plan={"pp": 5, "device_order": (2, 3, 4, 0, 1)},
+        sequence_length=1024,
+        backbone={"layers": 10, "hidden": 1024, "heads": 8, "vocab": 100},
+    )
+    text = export_plan(turned, target, tmp_path).files["launch.sh"]
+    assert "on each of two, one, in this order" in text
+    assert "PET_MASTER_ADDR=two; PET_NPROC_PER_NODE=3, 2" in text
