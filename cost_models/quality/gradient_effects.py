@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foreplan.cost_models.quality.bag_of_rows import BagsOfRows
+from foreplan.cost_models.quality.in_fp32 import in_fp32
 from foreplan.cost_models.quality.kinks import Kink, KinkRecorder, crossing
 from foreplan.cost_models.quality.rounding import int8_error, rounding_variance
 from foreplan.cost_models.schedule import FloatArray
@@ -191,7 +192,7 @@ def _run(
         if random is not None:
             stack.enter_context(recorder)
             stack.enter_context(BagsOfRows())
-        value = loss(module(*batch[0]).float(), batch[1])
+        value = loss(in_fp32(module(*batch[0])), batch[1])
         # Gradients of a loss that is linear in its input depend on nothing, but for this 1.
         value = value * value.new_ones(()).requires_grad_()
     floats = [x for _, _, x, *_ in seen if x.is_floating_point()]
