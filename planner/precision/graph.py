@@ -27,7 +27,7 @@ _FLOATS = ("fp32", "fp16", "bf16", "fp64")
 #: Kinds of operators that multiply by weights.
 _PRODUCTS = frozenset({"linear", "convolution"})
 #: Kinds of operators that no plan is made for.
-_UNPLANNED = frozenset({"recurrent", "bilinear", "fft"})
+_UNPLANNED = frozenset({"recurrent", "experts", "bilinear", "fft"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,8 @@ def _check_planned(name: str, nodes: Iterable[OperatorNode]) -> None:
         if node.op in _UNPLANNED:
             raise SpecError(
                 f"network {name}: {node.module or node.name}", got=node.target,
-                expected="no recurrent layer, bilinear form or Fourier transform",
+                expected="no recurrent layer, grouped product of experts, bilinear form or Fourier "
+                "transform",
                 fix="foreplan.predict_latency prices a training step that has one",
             )  # fmt: skip
 

@@ -225,10 +225,11 @@ class StepTables:
             # Masks and position tables: too small to measure, but each is issued by the host.
             return (self._priced("fp32", 0, (HostLaunch(1),), ()),)
         dtypes = STATES if rule.role == "dependent" and o.producers else STATES[:1]
+        back = BACKWARD if o.input_trained or node.op != "convolution" else WEIGHT_GRADIENT
         return tuple(
             self._priced(
                 dtype, STATES.index(dtype), (dependent_program(FORWARD, node, dtype),),
-                (dependent_program(BACKWARD, node, dtype),),
+                (dependent_program(back, node, dtype),),
             )
             for dtype in dtypes
         )  # fmt: skip
