@@ -92,5 +92,5 @@ class MegatronExporter(Exporter):
 _NOT_EXPRESSED = (
     "the order of passes: Megatron-LM runs its own 1F1B of this layout; order.csv is the plan's",
     "encoder units: its schedules have no word for them; encoder_units.csv says behind which pass "
-    "of its rank each stands",
+    "of its rank, or half layer of a pass, each stands",
 )

@@ -142,5 +142,5 @@ _UNLIKE = (
 )
 _NOT_EXPRESSED = (
     "encoder units: torchtitan's schedules have no word for them; encoder_units.csv says behind "
-    "which pass of its rank each stands",
+    "which pass of its rank, or half layer of a pass, each stands",
 )

@@ -53,8 +53,7 @@ class TrainingPipeline:
         """Read a plan.
 
         Raises:
-            SpecError: another kind of plan, passes or units in pieces, stages that are not dealt to
-                the ranks in turn.
+            SpecError: another kind of plan, stages that are not dealt to the ranks in turn.
         """
         decision = decision_of(plan)
         if not isinstance(decision, BubblesDecision):
@@ -152,11 +151,7 @@ def placed(plan: Plan) -> tuple[str, ...]:
 
 
 def tables(plan: Plan) -> tuple[str, str]:
-    """The backbone's order in PyTorch's form, and the table of encoder units.
-
-    Raises:
-        SpecError: passes or units in pieces, for which neither has words.
-    """
+    """The backbone's order in PyTorch's form, and the table of encoder units."""
     decision = decision_of(plan)
     assert isinstance(decision, BubblesDecision)
     return backbone_csv(decision), encoder_csv(decision)

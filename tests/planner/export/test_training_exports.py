@@ -143,3 +143,20 @@ def test_processes_are_those_of_a_host(target: str, tmp_path: Path) -> None:
     text = export_plan(turned, target, tmp_path).files["launch.sh"]
     assert "on each of two, one, in this order" in text
     assert "PET_MASTER_ADDR=two; PET_NPROC_PER_NODE=3, 2" in text
+
+
+def test_units_inside_of_passes_are_told_by_half_layers(tmp_path: Path) -> None:
+    """Lanes: what the plan computes beside collectives of the backbone has a place in the table."""
+    lanes = made(
+        "4xt4", backbone={"layers": 8, "hidden": 1024, "heads": 8, "vocab": 1000},
+        encoders=[{"name": "vit", "dims": DIMS | {"layers": 4}, "tokens": 64}],
+        sequence_length=1024, plan={"pp": 2, "tp": 2, "chunks": 2},
+    )  # fmt: skip
+    assert any(":" in order for order in lanes.decision["orders"])
+    for target in ("torchtitan", "megatron"):
+        files = export_plan(lanes, target, tmp_path).files  # reads back and compares
+        units = list(csv.DictReader(io.StringIO(files["encoder_units.csv"])))
+        inside = [unit for unit in units if int(unit["pieces"])]
+        assert inside
+        assert all(0 < int(unit["piece"]) < int(unit["pieces"]) for unit in inside)
+        assert ":" not in files["order.csv"]
