@@ -241,13 +241,15 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
     def remarks(
         self, problem: Problem[BubblesWorkload], decision: BubblesDecision
     ) -> tuple[str, ...]:
-        """Which device each rank takes, where that is open or several unlike ones stand for one."""
+        """What is computed again and which device each rank takes, where that is open."""
         step = TrainingStep.of(problem, decision)
-        notes = unlike_blocks(step)
-        if decision.plan.device_order is None:
-            return notes
-        first = ", ".join(step.block(rank)[0].label for rank in range(step.plan.pp))
-        return (*notes, f"ranks of the pipeline take {first}, in this order")
+        notes = list(unlike_blocks(step))
+        if decision.recompute is not None:
+            notes.insert(0, recompute.described(problem, decision.recompute))
+        if decision.plan.device_order is not None:
+            first = ", ".join(step.block(rank)[0].label for rank in range(step.plan.pp))
+            notes.append(f"ranks of the pipeline take {first}, in this order")
+        return tuple(notes)
 
     # ------------------------------------------------------------------------------- real runs
 
