@@ -225,6 +225,7 @@ class CostBook:
     Args:
         sources: asked in order; the first answer counts.
         given: prices that override every source (source ``given``), by work.
+        profiling: the command that measures what has no price, for the message.
 
     Prices are kept, so that a plan search pays for each distinct work once.
     """
@@ -234,8 +235,10 @@ class CostBook:
         sources: Sequence[CostSource],
         *,
         given: Mapping[Work, float] | None = None,
+        profiling: str = "foreplan profile",
     ) -> None:
         self.sources = tuple(sources)
+        self._profiling = profiling
         self.given = dict(given or {})
         self._known: dict[tuple[Work, str], Estimate] = {}
 
@@ -298,7 +301,7 @@ class CostBook:
             found = source.estimate(work, device)
             if found is not None:
                 return found
-        fix = "measure it with 'foreplan profile', or use a device whose peak figures are known"
+        fix = f"measure it with '{self._profiling}', or use a device whose peak figures are known"
         if isinstance(work, Collective):
             fix = (
                 "measure it with 'foreplan profile', write the link under tiers of the cluster, or "

@@ -202,10 +202,7 @@ class StepTables:
         if found and found[0].name.startswith("fp32/fp32/"):
             return tuple(found)
         if missing is not None:
-            raise MissingDataError(
-                f"{o.module} on {self.device}: {missing}",
-                fix="measure it with 'foreplan profile --for precision --model ... --workload ...'",
-            ) from missing
+            raise MissingDataError(f"{o.module}: {missing}") from missing
         raise InfeasibleError(
             f"no kernel for {o.family} {o.module} on {self.device} at "
             f"{', '.join(precisions)}", fix="allow fp32",

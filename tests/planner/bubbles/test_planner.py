@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.planner.bubbles.problems import encoder, problem, workload
 
-from foreplan.errors import InfeasibleError, SpecError
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.api import plan
 from foreplan.planner.bubbles.figures import training_flops
 from foreplan.planner.bubbles.planner import BubblesPlanner
@@ -198,6 +198,27 @@ def test_what_is_said_of_a_decision_is_said_of_the_plans():
     lost = [note for note in found.assumptions if "1 encoder stages: rank" in note]
     assert lost
     assert all(note.startswith("not taken: dp 1 x pp 4 x tp 1") for note in lost)
+
+
+def test_a_price_that_lacks_names_the_command_that_measures_it(tmp_path):
+    """With the caller's own words, so that it can be pasted."""
+    fields = {
+        "backbone": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 100}, "sequence_length": 64,
+        "encoders": [{"name": "v", "tokens": 16, "dims": {"layers": 2, "hidden": 32, "heads": 2}}],
+        "microbatches": 2, "plan": {"pp": 2},
+    }  # fmt: skip
+    file = tmp_path / "my work.json"
+    file.write_text(json.dumps(fields))
+    for given, said in ((str(file), f"'{file}'"), (fields, "FILE")):
+        with pytest.raises(MissingDataError) as caught:
+            plan("bubbles", None, "2xcpu:threads=1", given, costs="roofline")
+        assert f"'foreplan profile --for bubbles --workload {said} -o profiles'" in str(
+            caught.value
+        )
+    with pytest.raises(MissingDataError) as caught:
+        plan("precision", None, "cpu", {"network": "byte_lm", "batch": 2}, costs="roofline")
+    assert str(caught.value).count("measure it with") == 1
+    assert "--for precision --workload FILE" in str(caught.value)
 
 
 def test_wrong_workloads_are_one_clear_line():
