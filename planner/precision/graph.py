@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.graphs.capture import capture, check_module
 from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.datasets.program import Program
@@ -158,6 +158,7 @@ class TrainingGraph:
         """
         with _where_captured(task):
             module = task.module()
+        check_module(module)
         batch = task.batch(0, 0)
         pair = isinstance(batch, tuple) and len(batch) == 2
         if not (pair and isinstance(batch[0], tuple)):
@@ -226,7 +227,7 @@ class TrainingGraph:
         if not made.adjustable:
             raise SpecError(
                 f"network {graph.name}", got="no operator whose precision can be chosen",
-                expected="torch.nn.Linear, Conv2d or Embedding modules",
+                expected="torch.nn.Linear, Conv2d or Embedding modules inside of it",
             )  # fmt: skip
         return made._renamed(module)
 

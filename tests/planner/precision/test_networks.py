@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import foreplan
 from foreplan.datasets.models.model import Model
@@ -195,3 +196,63 @@ def test_inputs_by_name_are_refused_with_what_to_do() -> None:
 
     with pytest.raises(SpecError, match=r"batch: got '\(dict, tuple\)', .*needs one around it"):
         TrainingGraph.of(ByName(), 4)
+
+
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [
+        (lambda x: x.square(), r"a tensor of \[4, 40\]"),
+        (lambda x: 1.0, "float"),
+        (lambda x: torch.zeros(()), "one without a gradient"),
+    ],
+)
+def test_a_loss_is_one_number_with_a_gradient(made: Any, got: str) -> None:
+    class Lost(TwoHeadsTask):
+        def module(self) -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Linear(16, 40))
+
+        def batch(self, step: int, rank: int) -> Any:
+            return (torch.ones(4, 16),), None
+
+        def loss(self, output: Any, target: Any) -> Any:
+            return made(output)
+
+    with (
+        register_network("lost", lambda model, workload, seed: Lost()),
+        pytest.raises(SpecError, match=f"loss of the network: got '{got}'"),
+    ):
+        foreplan.plan("precision", None, "1xt4", {"network": "lost", "batch": 4}, costs="roofline")
+
+
+def test_what_is_no_module_or_computes_again_is_refused() -> None:
+    class Again(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.head = torch.nn.Linear(16, 16), torch.nn.Linear(16, 40)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept = checkpoint(lambda y: torch.relu(self.part(y)), x, use_reentrant=False)
+            made: Tensor = self.head(kept)
+            return made
+
+    class Odd(TwoHeadsTask):
+        def __init__(self, module: Any) -> None:
+            self._module = module
+
+        def module(self) -> Any:
+            return self._module()
+
+        def batch(self, step: int, rank: int) -> Any:
+            return (torch.ones(4, 16),), torch.arange(4)
+
+        def loss(self, output: Any, target: Any) -> Any:
+            return torch.nn.functional.cross_entropy(output, target)
+
+    for module, got in ((Again, "activation checkpointing"), (lambda: 7, "int")):
+        with (
+            register_network("odd", lambda model, workload, seed, m=module: Odd(m)),
+            pytest.raises(SpecError, match=f"got '{got}'"),
+        ):
+            foreplan.plan(
+                "precision", None, "1xt4", {"network": "odd", "batch": 4}, costs="roofline"
+            )
