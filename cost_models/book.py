@@ -218,6 +218,7 @@ def cost_book(
     *,
     given: Mapping[Work, float] | None = None,
     issued: bool = False,
+    profiling: str = "foreplan profile",
 ) -> CostBook:
     """The cost book of a cluster; devices are asked for by rank label.
 
@@ -227,6 +228,7 @@ def cost_book(
         choice: one of `COST_CHOICES`, or of `FILE_CHOICES` and a path.
         given: prices that override every source.
         issued: operators are issued one by one, as `foreplan.planner.base.Planner.issues`.
+        profiling: the command that would measure what has no price.
 
     Raises:
         SpecError: a table or weights that cannot be read, or a table of none of the devices.
@@ -289,7 +291,7 @@ def cost_book(
         tasks = {label: fit.tried.values() for label, fit in profiles.fits.items()}
         rows = {label: profile.rows for label, profile in profiles.by_label.items()}
         sources.append(IssueSource(rows if choice == "measured" else tasks))
-    return CostBook(sources, given=given)
+    return CostBook(sources, given=given, profiling=profiling)
 
 
 def _figures(cluster: Cluster, profiles: Profiles) -> dict[str, Device]:

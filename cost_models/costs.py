@@ -234,6 +234,7 @@ class CostBook:
     Args:
         sources: asked in order; the first answer counts.
         given: prices that override every source (source ``given``), by work.
+        profiling: the command that measures what has no price, for the message.
 
     Prices are kept, so that a plan search pays for each distinct work once.
     """
@@ -243,8 +244,10 @@ class CostBook:
         sources: Sequence[CostSource],
         *,
         given: Mapping[Work, float] | None = None,
+        profiling: str = "foreplan profile",
     ) -> None:
         self.sources = tuple(sources)
+        self._profiling = profiling
         self.given = dict(given or {})
         self._known: dict[tuple[Work, str], Estimate] = {}
 
@@ -310,7 +313,7 @@ class CostBook:
         known = (s.lacks(work, device) for s in self.sources if isinstance(s, FigureSource))
         lacking = next((figure for figure in known if figure is not None), None)
         why = "" if lacking is None else f", whose figures have no {lacking}"
-        fix = "measure it with 'foreplan profile', or use a device whose " + (
+        fix = f"measure it with '{self._profiling}', or use a device whose " + (
             "peak figures are known" if lacking is None else "figures have it"
         )
         if isinstance(work, Collective):

@@ -64,7 +64,7 @@ class MemoryLedger:
         largest = max(self.lines, key=self.lines.__getitem__)
         raise InfeasibleError(
             f"rank {rank} ({self.device}) needs {show_bytes(self.total_bytes)} of "
-            f"{show_bytes(self.capacity_bytes or 0)}: {show_bytes(-free)} too much, most of it "
+            f"{show_bytes(self.capacity_bytes or 0)}: {show_bytes(-free)} too much, above all "
             f"{largest} ({show_bytes(self.lines[largest])})",
             fix="allow fewer bits, a smaller batch or context, or more memory",
         )

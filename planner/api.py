@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ from foreplan.planner.what_if import what_if
 
 #: Largest relative error of a real run's total that passes unless the caller says otherwise.
 TOLERANCE = 0.10
+#: Kinds of plans that ``foreplan profile --for`` knows.
+PROFILED = ("serving", "precision", "bubbles")
 #: The alternative that the solver decided for, where another decision became the plan.
 SOLVER = "solver"
 
@@ -165,7 +168,14 @@ def plan(
         model=described,
         cluster=where,
         workload=asked,
-        costs=cost_book(where, profiles, costs, given=chosen.given(asked), issued=chosen.issues),
+        costs=cost_book(
+            where,
+            profiles,
+            costs,
+            given=chosen.given(asked),
+            issued=chosen.issues,
+            profiling=_profiling(kind, model, workload),
+        ),
         seed=seed,
     )
     say = progress or (lambda text: None)
@@ -184,8 +194,8 @@ def plan(
             f"no bf16 on {', '.join(names)}: what is called bf16 is {instead_of_bf16(dtype)}"
             for dtype, names in without_bf16(where.ranks()).items()
         ),
-        *choice.assumptions,
     ]
+    about = choice.about
     decision, bound = choice.decision, choice.bound
     eligible = _eligible(others)
     worth = {n: chosen.objective(problem, others[n][0], f.total_s) for n, f in eligible.items()}
@@ -199,6 +209,7 @@ def plan(
             f"the plan is the {f'one {best}' if best in rivals else f'baseline {best!r}'}: the "
             "simulator prefers it to the solver's decision"
         )
+        about = tuple(f"of the solver's decision: {line}" for line in about)
         swapped = (decision, forecast)
         decision, forecast = others.pop(best)
         others = {SOLVER: swapped, **others}
@@ -210,6 +221,7 @@ def plan(
             }
         eligible = _eligible(others)
         bound = bound.of_another(forecast.total_s, timed=mine == swapped[1].total_s)
+    assumptions += [*about, *chosen.remarks(problem, decision), *choice.assumptions]
     assumptions += host_note(chosen, problem, forecast)
     say("drawing prices to see how sure the choice is")
     rated = confidence(
@@ -268,6 +280,16 @@ def plan(
     )  # fmt: skip
     kept = made.provenance.model_copy(update={"planned_for": planned_for(made)})
     return made.model_copy(update={"provenance": kept})
+
+
+def _profiling(kind: str, model: object, workload: object) -> str:
+    """The command that measures what a plan is made of, as far as the caller's words are known."""
+    if kind not in PROFILED:
+        return "foreplan profile"
+    words = ["foreplan", "profile", "--for", kind]
+    words += ["--model", str(model)] if isinstance(model, (str, Path)) else []
+    words += ["--workload", str(workload) if isinstance(workload, (str, Path)) else "FILE"]
+    return shlex.join([*words, "-o", "profiles"])
 
 
 def _checked(chosen: Planner[Any, Any], problem: Problem[Any], decision: Any) -> Forecast:

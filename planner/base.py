@@ -105,6 +105,7 @@ class Choice(Generic[D]):
         decision: the best found.
         bound: what is proven.
         assumptions: what the answer rests on that the user did not say.
+        about: what holds of this decision alone; a plan of another decision says whose it is.
         near: close decisions that the search met, by name; they share in the plan's confidence,
             nothing else. They meet every limit but, maybe, the time limit.
     """
@@ -113,6 +114,7 @@ class Choice(Generic[D]):
     bound: Bound
     assumptions: tuple[str, ...] = ()
     near: Mapping[str, D] = field(default_factory=dict)
+    about: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,10 @@ class Planner(ABC, Generic[W, D]):
     def metrics(self, problem: Problem[W], decision: D, timeline: Timeline) -> dict[str, float]:
         """Figures a user of this kind of plan reads first; names carry the unit."""
         return {}
+
+    def remarks(self, problem: Problem[W], decision: D) -> tuple[str, ...]:
+        """Sentences on the decision that became the plan, the solver's or another one."""
+        return ()
 
     def objective(self, problem: Problem[W], decision: D, total_s: float) -> float:
         """What decisions that meet every limit are compared by, least first: simulated seconds.

@@ -34,6 +34,7 @@ from foreplan.datasets.storage import exclusive, folder_for, write_atomically
 from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profile_grid import ProfileGrid
 from foreplan.errors import SpecError
+from foreplan.planner.api import PROFILED
 from foreplan.planner.bubbles.shapes import bubbles_pass, bubbles_programs
 from foreplan.planner.fit_command import FittedDevice, check_count, fit_line
 from foreplan.planner.fit_to_plan import Job, fit_to_plan
@@ -156,7 +157,8 @@ def profile_host(
         write_atomically(output / "cluster.yaml", cluster.to_yaml())
     for note in notes:
         console.print(f"{output / 'cluster.yaml'}: {note}")
-    console.print(f"wrote {output / 'cluster.yaml'}: {len(devices)} devices of {host}")
+    word = "device" if len(devices) == 1 else "devices"
+    console.print(f"wrote {output / 'cluster.yaml'}: {len(devices)} {word} of {host}")
     return {
         "cluster": str(output / "cluster.yaml"),
         "devices": {
@@ -236,7 +238,7 @@ def _programs(
     device: DeviceName, models: Sequence[str], workload: str | None, purpose: str, count: int
 ) -> tuple[Program, ...]:
     kind = "cuda" if device.kind == "cuda" else "cpu"
-    if purpose not in ("serving", "precision", "bubbles"):
+    if purpose not in PROFILED:
         raise SpecError("--for", got=purpose, expected="serving, precision or bubbles")
     if not models and purpose == "serving":
         if workload is not None:

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import CheckpointError
 
 from foreplan.cost_models.quality.bag_of_rows import BagsOfRows
+from foreplan.cost_models.quality.in_fp32 import in_fp32
 from foreplan.cost_models.quality.kinks import Kink, KinkRecorder, crossing
 from foreplan.cost_models.quality.rounding import int8_error, rounding_variance
 from foreplan.cost_models.schedule import FloatArray
@@ -163,6 +165,12 @@ def calibrate(sample: Calibration, seed: int | None) -> Iterator[Calibrated]:
             weight.requires_grad_(True)
         for batch in sample.batches:
             yield _run(module, parts, trained, batch, sample.loss, random, once)
+    except CheckpointError as error:
+        raise SpecError(
+            "network", got="activation checkpointing",
+            expected="results that are kept: a plan's prices and memory know of none made again",
+            fix="leave torch.utils.checkpoint out of it",
+        ) from error  # fmt: skip
     finally:
         module.train(training)
         for weight in frozen:
@@ -191,7 +199,8 @@ def _run(
         if random is not None:
             stack.enter_context(recorder)
             stack.enter_context(BagsOfRows())
-        value = loss(module(*batch[0]).float(), batch[1])
+        value = loss(in_fp32(module(*batch[0])), batch[1])
+        _check_loss(value)
         # Gradients of a loss that is linear in its input depend on nothing, but for this 1.
         value = value * value.new_ones(()).requires_grad_()
     floats = [x for _, _, x, *_ in seen if x.is_floating_point()]
@@ -229,6 +238,20 @@ def _run(
         if effect is not None and g is not None:
             curves.append((kink, kink.curve(g, effect.detach().square())))
     return Calibrated(calls, curves, random)
+
+
+def _check_loss(value: object) -> None:
+    """Refuse what no gradient can be taken of.
+
+    Raises:
+        SpecError: it is not one number that depends on weights.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad:
+        return
+    got: object = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        got = f"a tensor of {list(value.shape)}" if value.numel() != 1 else "one without a gradient"
+    raise SpecError("loss of the network", got=got, expected="one number, with a gradient")
 
 
 def _twice(inner: Tensor, of: Sequence[Tensor], again: bool) -> Sequence[Tensor | None]:

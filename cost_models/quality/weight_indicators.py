@@ -18,6 +18,7 @@ from foreplan.cost_models.quality.gradient_variance import (
     Omega,
     Variants,
 )
+from foreplan.cost_models.quality.in_fp32 import in_fp32
 from foreplan.cost_models.quality.rounding import rounding_variance
 from foreplan.errors import SpecError
 
@@ -49,7 +50,7 @@ def hutchinson_traces(
     for inputs, target in batches:
         count += 1
         with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
-            value = loss(module(*inputs).float(), target)
+            value = loss(in_fp32(module(*inputs)), target)
             gradients = torch.autograd.grad(value, list(weights.values()), create_graph=True)
             signs = [
                 (torch.randint(0, 2, g.shape, generator=random) * 2 - 1).to(g) for g in gradients

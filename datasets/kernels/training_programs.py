@@ -51,6 +51,30 @@ def conv2d_program(direction: str, node: OperatorNode, variant: str) -> Program:
     )  # fmt: skip
 
 
+def kept_convolution(direction: str, node: OperatorNode) -> Program:
+    """One pass of a convolution that no variant computes, as one of images that multiplies as much.
+
+    Of rows (images of one row), of volumes (a plane of the result is made from as many planes as
+    the kernel is deep, each of which stands for channels), dilated (as if it were not), or
+    transposed: the gradient by the input of the convolution that goes the other way.
+    """
+    source, weight, out = node.inputs[0], node.inputs[1], node.outputs[0]
+    if "transpose" in node.target:
+        source, out = out, source
+    spatial = len(weight) - 2
+    image, made = ((1, 1, *shape[-spatial:])[-3:] for shape in (source, out))
+    depth, kernel_height, kernel_width = (1, 1, *weight[2:])[-3:]
+    channels = source[-spatial - 1]
+    samples = math.prod(source[: -spatial - 1]) or 1
+    return program(
+        f"conv2d_{direction}", _directed(direction, "fp32/fp32/torch.conv2d"),
+        batch=samples * made[0], channels=channels * depth, height=image[1], width=image[2],
+        filters=weight[0], kernel_height=kernel_height, kernel_width=kernel_width,
+        out_height=made[1], out_width=made[2], stride=max(1, round(image[2] / made[2])),
+        groups=max(1, channels // weight[1]),
+    )  # fmt: skip
+
+
 def embedding_program(direction: str, rows: int, vocab: int, cols: int, variant: str) -> Program:
     """One pass of a look-up; its backward pass fills a dense gradient."""
     found = training_variant(variant)
@@ -101,6 +125,8 @@ def dependent_program(direction: str, node: OperatorNode, dtype: str) -> Program
             f"embedding_bag_{direction}", Variant("fp32", "fp32", "torch.embedding_bag"),
             rows=rows, bags=max(1, math.prod(out[:-1])), vocab=vocab, cols=cols,
         )  # fmt: skip
+    if node.op == "convolution":
+        return kept_convolution(direction, node)
     pool = pool_program(direction, node, dtype) if node.op == "pool" else None
     if pool is not None:
         return pool

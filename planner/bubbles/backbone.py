@@ -20,7 +20,7 @@ from foreplan.cost_models.schedule import FloatArray, IntArray
 from foreplan.cost_models.simulator import simulate
 from foreplan.errors import SpecError
 from foreplan.planner.bubbles.actions import Step, parse_order, write_order
-from foreplan.planner.bubbles.cuts import min_max_cuts
+from foreplan.planner.bubbles.cuts import even_cuts, min_max_cuts
 from foreplan.planner.bubbles.decision import BackboneStage, BubblesDecision
 from foreplan.planner.bubbles.schedule import StepSchedule
 from foreplan.planner.bubbles.spec import BackbonePlan, PipelineName
@@ -36,20 +36,20 @@ _OPS = {"F": "F", "BW": "B", "B": "I", "W": "W"}
 
 
 def backbone_stages(layers: int, plan: BackbonePlan) -> tuple[BackboneStage, ...]:
-    """Equal virtual stages, dealt to the ranks in turn.
+    """Virtual stages of equal layers, or of one more in the first ones, dealt to ranks in turn.
 
     Raises:
-        SpecError: layers that do not divide.
+        SpecError: fewer layers than virtual stages.
     """
     count = plan.pp * plan.chunks
-    if layers % count:
+    if layers < count:
         raise SpecError(
             "plan", got=f"{layers} layers over {plan.pp} ranks x {plan.chunks} chunks",
-            expected=f"layers that divide into {count} virtual stages",
+            expected=f"a layer for each of {count} virtual stages",
         )  # fmt: skip
-    size = layers // count
     return tuple(
-        BackboneStage(rank=s % plan.pp, start=s * size, end=(s + 1) * size) for s in range(count)
+        BackboneStage(rank=s % plan.pp, start=start, end=end)
+        for s, (start, end) in enumerate(itertools.pairwise(even_cuts(layers, count)))
     )
 
 
@@ -92,7 +92,7 @@ def balanced_stages(step: TrainingStep, costs: CostBook) -> tuple[BackboneStage,
     Equal stages where nothing else is shorter.
 
     Raises:
-        SpecError: layers that do not divide.
+        SpecError: fewer layers than virtual stages.
         MissingDataError: a pass without a price.
     """
     even = backbone_stages(step.backbone.layers, step.plan)
@@ -211,7 +211,7 @@ class BackboneTimeline:
         """Simulate the backbone; in equal stages if none are given.
 
         Raises:
-            SpecError: sizes that do not divide, a warm-up that deadlocks.
+            SpecError: fewer layers than virtual stages, a warm-up that deadlocks.
             MissingDataError: a work without a price.
         """
         return cls._simulated(step, costs, bare_decision(step, name, microbatches, warmup, stages))

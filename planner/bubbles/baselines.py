@@ -65,7 +65,7 @@ def three_phase(step: TrainingStep, bare: BubblesDecision, stages: int) -> Bubbl
         stages: of each encoder pipeline.
 
     Raises:
-        SpecError: sizes that do not divide.
+        SpecError: fewer layers than stages of an encoder.
     """
     count, pipelines = bare.microbatches, step.plan.pp // stages
     slots = [mb % pipelines for mb in range(count)]

@@ -13,6 +13,19 @@ from foreplan.errors import InfeasibleError, SpecError
 _SLACK = 1e-9
 
 
+def even_cuts(layers: int, parts: int) -> list[int]:
+    """Cuts of layers into parts that differ by one layer at most, the longer ones in front.
+
+    Args:
+        layers: at least one a part.
+        parts: how many.
+
+    Returns:
+        ``parts + 1`` cuts, 0 and ``layers`` among them.
+    """
+    return [-(-layers * part // parts) for part in range(parts + 1)]
+
+
 def min_max_cuts(
     seconds: Sequence[float] | FloatArray,
     parts: int,

@@ -40,7 +40,7 @@ def _on_device_s(filling: Filling, device: str) -> float:
         if step.encoder(e).frozen:
             continue
         group = step.replica_group(tuple(range(0, step.plan.pp, filling.stages)))
-        layers = tower.layers // filling.stages
+        layers = -(-tower.layers // filling.stages)  # of the longest stage
         own = tower.range_parameters(0, layers) // step.plan.tp
         optimizer += seconds(step.steps.optimizer(own // (len(group) if sharded else 1)))
         if len(group) < 2:

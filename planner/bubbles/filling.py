@@ -200,7 +200,7 @@ def fill(filling: Filling, *, gap: float = 1e-3, max_evaluations: int = 2_000) -
         The answer, or ``None`` where the cap on live micro-batches leaves none.
 
     Raises:
-        SpecError: encoder layers or ranks that do not divide.
+        SpecError: fewer layers than stages of an encoder.
         MissingDataError: a unit without a price.
     """
     count = filling.timeline.decision.microbatches

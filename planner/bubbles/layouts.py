@@ -6,7 +6,8 @@ host. The estimate that ranks them is the usual one (``theory``; Narayanan et al
     passes of a rank x (1 + (pp - 1) / (chunks x microbatches)) + exposed gather and reduction
 
 Of ranks of unlike speed, which get layers as suits them (`dealt_s`), that of the longest counts,
-and ``pp - 1`` is how often the passes of the others fill its own.
+and ``pp - 1`` is how often the passes of the others fill its own. Where virtual stages do not
+divide the layers, every stage counts as long as the longest.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def layouts(
         microbatches = microbatches_of(w, plan)
         reason = _unsuitable(step, w, microbatches)
         if reason is not None:
-            raise SpecError("plan", got=_text(plan), expected=reason)
+            raise SpecError("plan", got=plan.words, expected=reason)
         return [_layout(problem, step, microbatches)], {}
     if w.global_batch is None:
         # Micro-batches of one pipeline are given: other numbers of replicas are other batches.
@@ -136,7 +137,7 @@ def layouts(
             reasons[reason] += 1
             examples.setdefault(reason, plan)
     rejected = {
-        f"{times} layout{'s' if times > 1 else ''} such as {_text(examples[reason])}": reason
+        f"{times} layout{'s' if times > 1 else ''} such as {examples[reason].words}": reason
         for reason, times in reasons.most_common(8)
     }
     if not kept:
@@ -192,8 +193,8 @@ def _candidates(
 def _unsuitable(step: TrainingStep, w: BubblesWorkload, microbatches: int) -> str | None:
     """What a layout would need to suit model and batch, or ``None``."""
     plan = step.plan
-    if step.backbone.layers % (plan.pp * plan.chunks):
-        return f"pp x chunks that divides the {step.backbone.layers} layers of the backbone"
+    if step.backbone.layers < plan.pp * plan.chunks:
+        return f"pp x chunks of at most the {step.backbone.layers} layers of the backbone"
     for tower in (step.backbone, *step.encoders):
         if not tower.takes_tp(plan.tp):
             return f"tp that divides the {tower.heads} heads and the MLP of {tower.name}"
@@ -256,12 +257,15 @@ def _layout(problem: Problem[BubblesWorkload], step: TrainingStep, microbatches:
     name = schedule_name(step.workload.schedule, plan.chunks)
     chunks = plan.chunks if name == "interleaved-1f1b" else 1
     busy = dealt_s(speeds, microbatches * step.backbone.layers, microbatches * plan.chunks)
+    virtual = plan.pp * plan.chunks
+    longest = -(-step.backbone.layers // virtual)
+    busy = [each * longest * virtual / step.backbone.layers for each in busy]
     passes = max(busy)
     others = sum(each / passes for each in busy) - 1 if passes else 0.0
     estimate = passes * (1 + others / (chunks * microbatches))
     if plan.dp > 1:
         own = step.backbone.range_parameters(*one) // plan.tp
-        own *= step.backbone.layers // (plan.pp * plan.chunks)
+        own *= longest
         # Each device of a long ring moves twice the share that each of two does.
         group = step.replica_group((0,))[:2]
         for work in (step.steps.gather, step.steps.scatter):
@@ -298,7 +302,3 @@ def _work_s(step: TrainingStep, costs: CostBook, microbatches: int) -> float:
                 row.append(seconds(units, device))
             counts.append(float(microbatches * tower.layers))
     return max(backbone, shared_work_s(rows, counts))
-
-
-def _text(plan: BackbonePlan) -> str:
-    return f"dp {plan.dp} x pp {plan.pp} x tp {plan.tp}, {plan.chunks} chunks"

@@ -90,7 +90,7 @@ class MemoryCuts:
             The fastest cut, and if it is another one that with room for most micro-batches.
 
         Raises:
-            SpecError: sizes that do not divide.
+            SpecError: fewer layers than stages of an encoder.
         """
         step = self._step
         plans = tuple(

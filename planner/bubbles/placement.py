@@ -8,9 +8,11 @@ consecutive ranks, so that ``DP_e = m DP_l``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from foreplan.errors import SpecError
+from foreplan.planner.bubbles.cuts import even_cuts
 from foreplan.planner.bubbles.decision import EncoderPlan
 from foreplan.planner.bubbles.spec import BackbonePlan
 from foreplan.planner.bubbles.towers import Tower
@@ -32,18 +34,17 @@ def colocated_ranks(plan: BackbonePlan, stages: int) -> tuple[tuple[int, ...], .
 
 
 def even_stages(tower: Tower, stages: int) -> tuple[tuple[int, int], ...]:
-    """Equal encoder stages.
+    """Encoder stages of equal layers, or of one more in the first ones.
 
     Raises:
-        SpecError: layers that do not divide.
+        SpecError: fewer layers than stages.
     """
-    if tower.layers % stages:
+    if tower.layers < stages:
         raise SpecError(
             f"encoder {tower.name}", got=f"{tower.layers} layers in {stages} stages",
-            expected="layers that divide",
+            expected="a layer for each stage",
         )  # fmt: skip
-    size = tower.layers // stages
-    return tuple((k * size, (k + 1) * size) for k in range(stages))
+    return tuple(itertools.pairwise(even_cuts(tower.layers, stages)))
 
 
 def unit_cuts(stages: Sequence[tuple[int, int]], unit_layers: float | None) -> tuple[int, ...]:
@@ -80,7 +81,7 @@ def encoder_plan(
         slots: pipeline of each micro-batch.
 
     Raises:
-        SpecError: sizes that do not divide.
+        SpecError: fewer layers than stages, stages that do not divide the backbone's ranks.
     """
     cuts = even_stages(tower, stages)
     return EncoderPlan(

@@ -86,33 +86,29 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         """The best decision under one way to cut stages."""
         answers = search.candidates()
         replays = search.best(answers)
-        notes = list(assumptions(problem))
+        notes, about = list(assumptions(problem)), []
         if search.by_memory:
             notes.insert(0, "stages are cut by memory, because nothing fits in stages cut by time")
         if replays:
             best = replays[0]
             assert best.filled is not None
             decision, found, total = best.decision, best.filled, best.total_s
-            notes.append(
-                f"{found.filling.stages} encoder stages, units of {found.filling.unit_layers:g} "
-                f"layers; {describe(found)}"
-            )
+            whose = ""
             if (why := _pays_not(found)) is not None:
                 decision, kept = self._as_fast(search, best)
-                notes.insert(0, f"filling does not pay: {why}; {kept}")
+                about.append(f"filling does not pay: {why}; {kept}")
+                whose = "" if decision is best.decision else "the best filling: "
+            about.append(
+                f"{whose}{found.filling.stages} encoder stages, units of "
+                f"{found.filling.unit_layers:g} layers; {describe(found)}"
+            )
         else:
             decision = self._fallback(problem, search)
             total = search.replay(decision).total_s
             notes.append("filling is not possible: " + str(search.nothing_fits()))
-        step = TrainingStep.of(problem, decision)
-        notes += unlike_blocks(step)
-        if decision.plan.device_order is not None:
-            first = ", ".join(step.block(rank)[0].label for rank in range(step.plan.pp))
-            notes.append(f"ranks of the pipeline take {first}, in this order")
-        notes += [
-            f"not taken: {name}: {reason}"
-            for name, reason in list(search.findings.rejected.items())[:_REASONS]
-        ]
+        # Why the decision's own layout is not filled otherwise says most, then the best estimate's.
+        told = search.findings.reasons((decision.plan, *(x.plan for x in search.layouts)))
+        notes += [f"not taken: {name}: {reason}" for name, reason in told[:_REASONS]]
         lower = min(search.lower_s, total)
         bound = Bound(
             status="heuristic", lower_s=lower, gap=(total - lower) / total,
@@ -122,7 +118,7 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
             f"answer {k} of the search ({_described(replay)})": replay.decision
             for k, replay in enumerate(replays[1:], 2)
         }
-        return total, Choice(decision, bound, tuple(notes), near)
+        return total, Choice(decision, bound, tuple(notes), near, tuple(about))
 
     def _as_fast(self, search: BubbleSearch, best: Replay) -> tuple[BubblesDecision, str]:
         """The fastest baseline, where the search's best is no faster, and what becomes of it."""
@@ -242,6 +238,19 @@ class BubblesPlanner(Planner[BubblesWorkload, BubblesDecision]):
         """Throughput, encoder time inside the backbone's step, idle time by cause, jitter."""
         return step_figures(problem, decision, timeline)
 
+    def remarks(
+        self, problem: Problem[BubblesWorkload], decision: BubblesDecision
+    ) -> tuple[str, ...]:
+        """What is computed again and which device each rank takes, where that is open."""
+        step = TrainingStep.of(problem, decision)
+        notes = list(unlike_blocks(step))
+        if decision.recompute is not None:
+            notes.insert(0, recompute.described(problem, decision.recompute))
+        if decision.plan.device_order is not None:
+            first = ", ".join(step.block(rank)[0].label for rank in range(step.plan.pp))
+            notes.append(f"ranks of the pipeline take {first}, in this order")
+        return tuple(notes)
+
     # ------------------------------------------------------------------------------- real runs
 
     def preload(self) -> None:
@@ -302,7 +311,12 @@ def _pays_not(found: Filled) -> str | None:
     """Why nothing of the encoders lies in idle time inside the backbone's step, or ``None``."""
     if (why := describe_unfit(found.filling)) is not None:
         return why
-    return None if found.inside > 0.0 else "there is no idle time inside the backbone's step"
+    if found.inside > 0.0:
+        return None
+    return (
+        "no idle time inside the backbone's step comes before a micro-batch's features are needed "
+        "or after their gradient is there"
+    )
 
 
 def _described(replay: Replay) -> str:

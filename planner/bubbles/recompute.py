@@ -148,7 +148,8 @@ def search(
         decision=stamped(choice.decision, chosen),
         bound=replace(choice.bound, lower_s=lower, gap=(total - lower) / total,
                       evaluations=evaluations),
-        assumptions=(notes[0], *choice.assumptions, *notes[1:]),
+        assumptions=(*choice.assumptions, *notes[1:]),
+        about=(notes[0], *choice.about),
         near={k: stamped(decision, chosen) for k, decision in choice.near.items()},
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -34,7 +34,7 @@ from foreplan.planner.bubbles.ledger import capacity_bytes, live_bytes, static_i
 from foreplan.planner.bubbles.memory_cuts import MemoryCuts
 from foreplan.planner.bubbles.placement import encoder_plan
 from foreplan.planner.bubbles.replays import Replay, lacks, simulated
-from foreplan.planner.bubbles.spec import BubblesWorkload
+from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.cached_method import cached_method
 
@@ -53,12 +53,26 @@ class Findings:
     """What the search saw.
 
     Attributes:
-        rejected: candidates that were not filled, and why.
+        rejected: candidates that were not filled, and why; `unfilled` names those of one layout.
         evaluations: of the solver.
     """
 
     rejected: dict[str, str] = field(default_factory=dict)
     evaluations: int = 0
+
+    def unfilled(self, plan: BackbonePlan, what: str, reason: str) -> None:
+        """Note why a way to fill a layout was not taken."""
+        self.rejected[f"{plan.words}: {what}"] = reason
+
+    def reasons(self, plans: Iterable[BackbonePlan]) -> list[tuple[str, str]]:
+        """All of them, those against ways to fill some layouts first, layout by layout."""
+        names = [f"{plan.words}: " for plan in plans]
+
+        def place(item: tuple[str, str]) -> int:
+            starts = (k for k, name in enumerate(names) if item[0].startswith(name))
+            return next(starts, len(names))
+
+        return sorted(self.rejected.items(), key=place)
 
 
 class BubbleSearch:
@@ -91,8 +105,8 @@ class BubbleSearch:
         for layout in self.found[CLOSER:][:REJECTED]:
             p = layout.plan
             # On unlike devices it may be taken as a chain of encoder and backbone all the same.
-            name = f"{'filling ' if self.orders(layout) else ''}dp {p.dp} x pp {p.pp} x tp {p.tp}"
-            self.findings.rejected[f"{name}, {p.chunks} chunks"] = (
+            name = f"{'filling ' if self.orders(layout) else ''}{p.words}"
+            self.findings.rejected[name] = (
                 f"the backbone alone is estimated at {format_seconds(layout.estimate_s)}, the best "
                 f"at {format_seconds(self.found[0].estimate_s)}"
             )
@@ -208,7 +222,8 @@ class BubbleSearch:
             if reason is None:
                 found.append(stages)
             else:
-                self.findings.rejected[f"{stages} encoder stages"] = reason
+                plan = layout.plan.model_copy(update={"device_order": None})  # true of any order
+                self.findings.unfilled(plan, f"{stages} encoder stages", reason)
         return found
 
     def _unsuitable(self, layout: Layout, stages: int) -> str | None:
@@ -221,8 +236,8 @@ class BubbleSearch:
                 "would have none"
             )
         for tower in self.step(layout).encoders:
-            if tower.layers % stages:
-                return f"{stages} does not divide the {tower.layers} layers of {tower.name}"
+            if tower.layers < stages:
+                return f"{stages} are more than the {tower.layers} layers of {tower.name}"
         return None
 
     def max_live(self, timeline: BackboneTimeline, stages: int) -> int | None:
@@ -267,9 +282,10 @@ class BubbleSearch:
             cap = self.max_live(timeline, count)
             if cap == 0:
                 rank, short = self._short
-                self.findings.rejected[f"{count} encoder stages"] = (
-                    f"rank {rank} lacks {show_bytes(short)} for one micro-batch of the encoders"
-                )
+                self.findings.unfilled(
+                    layout.plan, f"{count} encoder stages",
+                    f"rank {rank} lacks {show_bytes(short)} for one micro-batch of the encoders",
+                )  # fmt: skip
                 continue
             for size in self.problem.workload.unit_layers:
                 filling = Filling(timeline, count, size, max_live=cap)
@@ -279,14 +295,15 @@ class BubbleSearch:
         return found
 
     def _fill(self, filling: Filling) -> Filled | None:
-        answer = fill(filling)
-        name = f"{filling.stages} encoder stages, units of {filling.unit_layers} layers"
+        answer, plan = fill(filling), filling.timeline.decision.plan
+        name = f"{filling.stages} encoder stages, units of {filling.unit_layers:g} layers"
         if answer is None:
-            self.findings.rejected[name] = "no order keeps the encoders' activations in memory"
+            lost = "no order keeps the encoders' activations in memory"
+            self.findings.unfilled(plan, name, lost)
             return None
         self.findings.evaluations += answer.solution.evaluations
         if (unfit := describe_unfit(filling)) is not None:
-            self.findings.rejected[f"{name}, inside the step"] = unfit
+            self.findings.unfilled(plan, f"{name}, inside the step", unfit)
         return answer
 
     def candidates(self) -> list[Filled]:
@@ -335,8 +352,8 @@ class BubbleSearch:
             if lacking is None:
                 kept.append(replay)
             else:
-                name = f"{f.stages} encoder stages, units of {f.unit_layers} layers"
-                self.findings.rejected[name] = lacking
+                name = f"{f.stages} encoder stages, units of {f.unit_layers:g} layers"
+                self.findings.unfilled(answer.decision.plan, name, lacking)
         if not kept:
             return []
         least = min(replay.total_s for replay in kept)

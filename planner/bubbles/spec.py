@@ -163,6 +163,13 @@ class BackbonePlan(StrictModel):
         """Devices it takes."""
         return self.dp * self.pp * self.tp
 
+    @property
+    def words(self) -> str:
+        """Its numbers, for a reader."""
+        text = f"dp {self.dp} x pp {self.pp} x tp {self.tp}, {self.chunks} chunks"
+        order = self.device_order
+        return text if order is None else f"{text}, devices {', '.join(map(str, order))}"
+
 
 class GivenTimes(StrictModel):
     """Seconds that override the cost book, for published settings.

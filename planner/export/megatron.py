@@ -21,7 +21,9 @@ from foreplan.planner.export.training_pipeline import (
     TrainingPipeline,
     encoders_again,
     placed,
+    processes,
     tables,
+    torchrun_command,
 )
 from foreplan.planner.plan import Plan
 
@@ -59,9 +61,11 @@ class MegatronExporter(Exporter):
         }
         switches = ["--sequence-parallel"] if made.tp > 1 else []
         switches += ["--use-distributed-optimizer"] if workload.sharded_optimizer else []
-        devices = made.dp * made.pp * made.tp
-        command = ("torchrun", f"--nproc-per-node={devices}", "pretrain_gpt.py", *switches)
-        notes = ("from a Megatron-LM checkout; model, data and training arguments come behind",)
+        torchrun, hosts = torchrun_command(plan)
+        command = (*torchrun, "pretrain_gpt.py", *switches)
+        notes = (
+            "from a Megatron-LM checkout; model, data and training arguments come behind", *hosts,
+        )  # fmt: skip
         order, units = tables(plan)
         left = (*_NOT_EXPRESSED, *encoders_again(plan), *placed(plan))
         text = _shell.script(command, flags, {}, notes)
@@ -72,8 +76,7 @@ class MegatronExporter(Exporter):
         _, flags = _shell.parse(files["launch.sh"])
         pp, tp = (int(flags[f"--{k}-model-parallel-size"]) for k in ("pipeline", "tensor"))
         layers = re.findall(r"t\*(\d+)", flags["--pipeline-model-parallel-layout"])
-        found = re.search(r"--nproc-per-node=(\d+)", files["launch.sh"])
-        devices = int(found[1]) if found else 0
+        devices = processes(files["launch.sh"])
         return TrainingPipeline(
             devices // (pp * tp), pp, tp, tuple(map(int, layers)),
             int(flags["--micro-batch-size"]), int(flags["--global-batch-size"]),
@@ -89,5 +92,5 @@ class MegatronExporter(Exporter):
 _NOT_EXPRESSED = (
     "the order of passes: Megatron-LM runs its own 1F1B of this layout; order.csv is the plan's",
     "encoder units: its schedules have no word for them; encoder_units.csv says behind which pass "
-    "of its rank each stands",
+    "of its rank, or half layer of a pass, each stands",
 )

@@ -7,6 +7,10 @@ there which one stands behind how many passes of a rank.
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreplan.datasets.specs import validate
@@ -18,6 +22,8 @@ from foreplan.planner.plan import Plan, decision_of
 
 #: File of the encoder units' table, and of the backbone's order.
 UNITS, ORDER = "encoder_units.csv", "order.csv"
+#: Word of torchrun's for the processes of a host, where hosts have unlike numbers of them.
+_PROCESSES = "PET_NPROC_PER_NODE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,7 @@ class TrainingPipeline:
         """Read a plan.
 
         Raises:
-            SpecError: another kind of plan, passes or units in pieces, stages that are not dealt to
-                the ranks in turn.
+            SpecError: another kind of plan, stages that are not dealt to the ranks in turn.
         """
         decision = decision_of(plan)
         if not isinstance(decision, BubblesDecision):
@@ -77,6 +82,44 @@ class TrainingPipeline:
     def even(self) -> bool:
         """Whether all virtual stages have as many layers."""
         return len(set(self.layers)) == 1
+
+
+def torchrun_command(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """``torchrun`` with as many processes as the plan has devices, and notes for its script.
+
+    Frameworks number ranks by pipeline rank first, ``torchrun`` by host: hosts are named in the
+    order of the pipeline.
+    """
+    decision = decision_of(plan)
+    assert isinstance(decision, BubblesDecision)
+    layout, ranks = decision.plan, plan.cluster.ranks()
+    width = layout.dp * layout.tp
+    blocks = [layout.block(rank) * width for rank in range(layout.pp)]
+    hosts = [one.host for start in blocks for one in ranks[start : start + width]]
+    runs = [(host, len(list(same))) for host, same in itertools.groupby(hosts)]
+    counts = [count for _, count in runs]
+    alike = (f"--nproc-per-node={counts[0]}",) if len(set(counts)) == 1 else ()
+    if len(runs) == 1:
+        return ("torchrun", *alike), ()
+    said: dict[str, Sequence[object]] = {
+        "PET_NODE_RANK": range(len(runs)),
+        "PET_MASTER_ADDR": (runs[0][0],),
+    }
+    if not alike:
+        said[_PROCESSES] = counts
+    texts = (f"{name}={', '.join(map(str, values))}" for name, values in said.items())
+    note = (
+        f"once on each of {', '.join(host for host, _ in runs)}, in this order with "
+        f"{'; '.join(texts)} in the environment"
+    )
+    return ("torchrun", f"--nnodes={len(runs)}", *alike), (note,)
+
+
+def processes(script: str) -> int:
+    """Processes that a script with a `torchrun_command` starts on all hosts together."""
+    if (unlike := re.search(rf"{_PROCESSES}=([\d, ]+)", script)) is not None:
+        return sum(map(int, unlike[1].split(",")))
+    return math.prod(map(int, re.findall(r"--(?:nnodes|nproc-per-node)=(\d+)", script)))
 
 
 def encoders_again(plan: Plan) -> tuple[str, ...]:
@@ -108,11 +151,7 @@ def placed(plan: Plan) -> tuple[str, ...]:
 
 
 def tables(plan: Plan) -> tuple[str, str]:
-    """The backbone's order in PyTorch's form, and the table of encoder units.
-
-    Raises:
-        SpecError: passes or units in pieces, for which neither has words.
-    """
+    """The backbone's order in PyTorch's form, and the table of encoder units."""
     decision = decision_of(plan)
     assert isinstance(decision, BubblesDecision)
     return backbone_csv(decision), encoder_csv(decision)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from foreplan.datasets.graphs.capture import capture
+from foreplan.datasets.graphs.module_check import check_module
 from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.datasets.program import Program
@@ -27,7 +28,7 @@ _FLOATS = ("fp32", "fp16", "bf16", "fp64")
 #: Kinds of operators that multiply by weights.
 _PRODUCTS = frozenset({"linear", "convolution"})
 #: Kinds of operators that no plan is made for.
-_UNPLANNED = frozenset({"recurrent", "bilinear", "fft"})
+_UNPLANNED = frozenset({"recurrent", "experts", "bilinear", "fft"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class TrainingGraph:
 
     Args:
         name: of the network.
-        operators: in the order of the forward pass, the loss last.
+        operators: in the order of the forward pass, the loss of each output last.
         parameters: elements by name, in the order of registration; a shared one once.
         digest: of names and shapes; see `task.fingerprint`.
     """
@@ -158,11 +159,15 @@ class TrainingGraph:
         """
         with _where_captured(task):
             module = task.module()
+        check_module(module)
         batch = task.batch(0, 0)
-        if not (isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], tuple)):
+        pair = isinstance(batch, tuple) and len(batch) == 2
+        if not (pair and isinstance(batch[0], tuple)):
+            got = ", ".join(type(part).__name__ for part in batch) if pair else type(batch).__name__
             raise SpecError(
-                f"network {task.name}: batch", got=type(batch).__name__,
+                f"network {task.name}: batch", got=f"({got})" if pair else got,
                 expected="((inputs, ...), target): a tuple of inputs, and the target",
+                fix="a module that takes its inputs by name needs one around it that does not",
             )  # fmt: skip
         _check_dense(task.name, module)
         inputs, _ = batch
@@ -173,7 +178,7 @@ class TrainingGraph:
 
     @classmethod
     def from_capture(cls, graph: OperatorGraph, module: torch.nn.Module) -> TrainingGraph:
-        """A captured module's step, with a cross-entropy over its output's last dimension.
+        """A captured module's step, with a cross-entropy over each output's last dimension.
 
         Raises:
             SpecError: nothing that a plan could lower, or an operator that none is made for.
@@ -205,12 +210,16 @@ class TrainingGraph:
                     _position(node, family),
                 )
             )  # fmt: skip
-        last = len(operators) - 1
-        out = nodes[last].outputs[0]
-        loss = OperatorNode(
-            "loss", "loss", "cross_entropy", (out,), ((1,),), "fp32", 0.0, 4.0 * math.prod(out)
-        )
-        operators.append(TrainingOperator(loss, "", "", (last,), True, operators[last].trained))
+        # A trace that several results leave says of each that nothing inside reads it.
+        unread = [not any(graph.graph.successors(node.name)) for node in nodes]
+        results = [i for i, o in enumerate(operators) if o.trained and unread[i]]
+        for i in results or [len(operators) - 1]:
+            out = nodes[i].outputs[0]
+            loss = OperatorNode(
+                "loss" if i == max(results, default=i) else f"loss of {nodes[i].name}", "loss",
+                "cross_entropy", (out,), ((1,),), "fp32", 0.0, 4.0 * math.prod(out),
+            )  # fmt: skip
+            operators.append(TrainingOperator(loss, "", "", (i,), True, operators[i].trained))
         made = cls(
             graph.name, tuple(operators),
             {name: p.numel() for name, p in module.named_parameters() if p.requires_grad},
@@ -219,7 +228,7 @@ class TrainingGraph:
         if not made.adjustable:
             raise SpecError(
                 f"network {graph.name}", got="no operator whose precision can be chosen",
-                expected="torch.nn.Linear, Conv2d or Embedding modules",
+                expected="torch.nn.Linear, Conv2d or Embedding modules inside of it",
             )  # fmt: skip
         return made._renamed(module)
 
@@ -277,7 +286,8 @@ def _check_planned(name: str, nodes: Iterable[OperatorNode]) -> None:
         if node.op in _UNPLANNED:
             raise SpecError(
                 f"network {name}: {node.module or node.name}", got=node.target,
-                expected="no recurrent layer, bilinear form or Fourier transform",
+                expected="no recurrent layer, grouped product of experts, bilinear form or Fourier "
+                "transform",
                 fix="foreplan.predict_latency prices a training step that has one",
             )  # fmt: skip
 

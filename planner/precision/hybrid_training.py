@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from foreplan.cost_models.book import CostChoice
+from foreplan.cost_models.quality.in_fp32 import in_fp32
 from foreplan.errors import SpecError, told
 from foreplan.planner.plan import Alternative, Plan, load_plan
 from foreplan.planner.precision.indicator import omega_table
@@ -152,7 +153,7 @@ def emulated_losses(
         for rank, model in enumerate(models):
             inputs, target = task.batch(step, rank)
             model.zero_grad(set_to_none=True)
-            loss = task.loss(model(*inputs).float(), target)
+            loss = task.loss(in_fp32(model(*inputs)), target)
             torch.autograd.backward(loss)
             losses.append(float(loss.detach()))
         with torch.no_grad():

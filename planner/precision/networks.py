@@ -75,8 +75,9 @@ def register_network(name: str, build: Builder) -> Registration:
     """
     if name in _NETWORKS.ours or not name.isidentifier():
         raise SpecError(
-            "network", got=name, expected=f"a word other than {', '.join(_NETWORKS.ours)}"
-        )
+            "network", got=name,
+            expected=f"a word of letters, digits and _ other than {', '.join(_NETWORKS.ours)}",
+        )  # fmt: skip
     return Registration(_REGISTERED.set(MappingProxyType({**_REGISTERED.get(), name: build})))
 
 

@@ -297,8 +297,9 @@ def _kept(graph: TrainingGraph) -> list[str]:
     share = sum(node.flops for node in kept) / sum(o.node.flops for o in graph.operators)
     where = dict.fromkeys(re.sub(r"\d+", "*", node.module or node.name) for node in kept)
     names = [*list(where)[:4], *(["..."] if len(where) > 4 else [])]
+    count = "1 product stays" if len(kept) == 1 else f"{len(kept)} products stay"
     return [
-        f"{len(kept)} products stay at fp32 ({100 * share:.0f} % of a forward pass's arithmetic): "
+        f"{count} at fp32 ({100 * share:.0f} % of a forward pass's arithmetic): "
         f"plans are for torch.nn.Linear, Embedding and undilated Conv2d, not for "
         f"{', '.join(names)}"
     ]

@@ -202,10 +202,7 @@ class StepTables:
         if found and found[0].name.startswith("fp32/fp32/"):
             return tuple(found)
         if missing is not None:
-            raise MissingDataError(
-                f"{o.module} on {self.device}: {missing}",
-                fix="measure it with 'foreplan profile --for precision --model ... --workload ...'",
-            ) from missing
+            raise MissingDataError(f"{o.module}: {missing}") from missing
         raise InfeasibleError(
             f"no kernel for {o.family} {o.module} on {self.device} at "
             f"{', '.join(precisions)}", fix="allow fp32",
@@ -225,10 +222,11 @@ class StepTables:
             # Masks and position tables: too small to measure, but each is issued by the host.
             return (self._priced("fp32", 0, (HostLaunch(1),), ()),)
         dtypes = STATES if rule.role == "dependent" and o.producers else STATES[:1]
+        back = BACKWARD if o.input_trained or node.op != "convolution" else WEIGHT_GRADIENT
         return tuple(
             self._priced(
                 dtype, STATES.index(dtype), (dependent_program(FORWARD, node, dtype),),
-                (dependent_program(BACKWARD, node, dtype),),
+                (dependent_program(back, node, dtype),),
             )
             for dtype in dtypes
         )  # fmt: skip

@@ -63,8 +63,8 @@ def rule_for(node: OperatorNode, device_kind: str) -> Rule:
         device_kind: ``cpu`` or ``cuda``.
     """
     written_out = node.op == "norm" and not node.target.startswith("aten.")
-    if (node.op in ("elementwise", "copy") and node.parameters) or written_out:
-        # An fp32 parameter takes part (a position table, the scale of a norm written out in
-        # Python), so that the result is fp32.
+    if (node.op in ("elementwise", "copy", "activation") and node.parameters) or written_out:
+        # An fp32 parameter takes part (a position table, a PReLU's slope, the scale of a norm
+        # written out in Python), so that the result is fp32.
         return Rule("pinned")
     return RULES[device_kind].get(node.op, Rule("dependent"))

@@ -264,10 +264,21 @@ class Situation:
         largest = max(items, key=lambda name: items[name])
         raise InfeasibleError(
             f"{self.graph.name} at a batch of {self.workload.batch} needs at least "
-            f"{show_bytes(need)} on {self.ranks[self.kinds[kind][0]].label}, most of it {largest} "
+            f"{show_bytes(need)} on {self.ranks[self.kinds[kind][0]].label}, above all {largest} "
             f"({show_bytes(items[largest])}); there is {show_bytes(need - least_bytes + limit)}",
-            fix=f"add {show_bytes(least_bytes - limit)}, or lower the batch",
+            fix=f"add {show_bytes(least_bytes - limit)}, or {self._smaller(limit)}",
         )
+
+    def _smaller(self, limit: float) -> str:
+        """What would need less memory; ``limit`` bytes are left for saved tensors."""
+        w = self.workload
+        ways = []
+        if limit > 0:  # else what lacks is not for the samples
+            ways += ["lower the batch"] if w.batch > 1 else []
+            ways += ["shorten sequence_length"] if w.sequence_length not in (None, 1) else []
+        ways += ["lower memory_headroom"] if w.memory_headroom else []
+        ways += ["train by optimizer=sgd, one state a parameter"] if w.optimizer == "adamw" else []
+        return " or ".join(ways or ["train a smaller network"])
 
 
 def state_bytes(parameters: int, optimizer: str) -> dict[str, int]:

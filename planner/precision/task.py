@@ -31,20 +31,23 @@ class TrainingTask(Protocol):
     def module(self) -> torch.nn.Module:
         """A new fp32 module with the seed's weights; built under the caller's default device.
 
-        Its ``forward`` takes the inputs of `batch` positionally and returns one tensor.
+        Its ``forward`` takes the inputs of `batch` positionally and returns a tensor, or several in
+        a tuple, a list or a mapping.
         """
         ...
 
-    def batch(self, step: int, rank: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    def batch(self, step: int, rank: int) -> tuple[tuple[Any, ...], Any]:
         """(inputs, target) of a worker's step on the CPU; the workload's ``batch`` samples.
+
+        Inputs are tensors in a tuple; the target is what `loss` takes, one tensor or several.
 
         Unlike ranks and steps get unlike samples; equal arguments get equal ones. Negative steps
         are calibration batches, from the training split too.
         """
         ...
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean loss in fp32 of an fp32 output."""
+    def loss(self, output: Any, target: Any) -> Tensor:
+        """Mean loss in fp32, one number, of what the module returned, in fp32."""
         ...
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foreplan.cost_models.quality.gradient_variance import Batch, Omega
+from foreplan.cost_models.quality.in_fp32 import in_fp32
 from foreplan.datasets.kernels.training_variant import EIGHT_BITS, training_variant
 from foreplan.errors import SpecError, told
 from foreplan.planner.precision.graph import TrainingGraph
@@ -82,7 +83,7 @@ def measure_perturbations(
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
         module.zero_grad(set_to_none=True)
-        torch.autograd.backward(task.loss(module(*batch[0]).float(), batch[1]))
+        torch.autograd.backward(task.loss(in_fp32(module(*batch[0])), batch[1]))
         found = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
         return torch.cat(found).double()
 
@@ -187,7 +188,7 @@ def trained_states(
             yield TrainedTask(task, module), last
         inputs, target = task.batch(step, 0)
         optimizer.zero_grad(set_to_none=True)
-        loss = task.loss(module(*inputs).float(), target)
+        loss = task.loss(in_fp32(module(*inputs)), target)
         torch.autograd.backward(loss)
         optimizer.step()
         last = float(loss.detach())

@@ -47,7 +47,7 @@ def why_infeasible(chains: ServingChains) -> InfeasibleError:
         cached = item == "kv_cache" and workload.cache_bits == 16
         eight = ", or plan with kv_bits=8" if cached else ""
         return InfeasibleError(
-            f"{model.name} at {fewest} bits needs {show_bytes(need)}, most of it {item} "
+            f"{model.name} at {fewest} bits needs {show_bytes(need)}, above all {item} "
             f"({size}), of the {show_bytes(have)} of {devices}",
             fix=f"add {show_bytes(need - have)}, or lower the batch or the context{eight}",
         )

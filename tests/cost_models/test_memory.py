@@ -24,7 +24,7 @@ def test_what_does_not_fit_says_how_much_of_what() -> None:
         ledger.check(3)
     text = str(caught.value)
     assert "rank 3 (t4) needs 20.29 GiB of 16.00 GiB: 4.29 GiB too much" in text
-    assert "most of it weights (20.00 GiB)" in text
+    assert "above all weights (20.00 GiB)" in text
     assert caught.value.exit_code == 3
 
 

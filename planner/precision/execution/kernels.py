@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from foreplan.cost_models.quality.in_fp32 import in_fp32
 from foreplan.cost_models.schedule import Action
 from foreplan.datasets.timing.freed_memory import keep_freed_memory
 from foreplan.errors import SpecError
@@ -45,7 +47,7 @@ from foreplan.planner.precision.spec import (
 from foreplan.planner.precision.task import TrainingTask
 
 MODES = ("fast", "reference")
-Batch = tuple[tuple[Tensor, ...], Tensor]
+Batch = tuple[tuple[Any, ...], Any]
 
 #: Gradient elements of each parameter that a run reports, spread evenly.
 SAMPLED_GRADIENTS = 16
@@ -189,8 +191,8 @@ class TrainingKernels:
         losses = []
         with torch.no_grad():
             for inputs, target in batches:
-                output = plain(*(x.to(self._device) for x in inputs))
-                losses.append(float(self._task.loss(output, target.to(self._device))))
+                output = plain(*self._here(inputs))
+                losses.append(float(self._task.loss(output, self._here(target))))
         return sum(losses) / len(losses)
 
     def close(self) -> None:
@@ -208,8 +210,8 @@ class TrainingKernels:
             self._done = -1
             saved, peak = self._observers()
             with saved, peak:
-                output = self.module(*(x.to(self._device) for x in inputs))
-                loss = self._task.loss(output.float(), target.to(self._device))
+                output = self.module(*self._here(inputs))
+                loss = self._task.loss(in_fp32(output), self._here(target))
             self._losses.append(loss.detach())
             self._baton.pause()
             # Hooks have to run on this thread, and a slice of a GPU ends where the thread ends.
@@ -225,6 +227,10 @@ class TrainingKernels:
                 self._first = sampled_gradients(self.module, self._scale.value)
             self._scale.step(self._optimizer, self._buckets.flat)
             self._baton.pause()
+
+    def _here(self, value: Any) -> Any:
+        """Tensors, in whatever holds them, on the rank's device."""
+        return pytree.tree_map_only(torch.Tensor, lambda x: x.to(self._device), value)
 
     def _bucket_ready(self, q: int) -> None:
         # The last bucket's action lasts to the end of the pass.

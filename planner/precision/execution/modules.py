@@ -8,8 +8,9 @@ names and ``state_dict`` stay what they were (fp32 masters, fp32 gradients), so 
 DDP and checkpoints do not notice, and `remove_precision` undoes it. A planned module computes the
 same inside a region of autocast as outside.
 
-Operators that no module owns promote unlike operands: where torch would refuse a product or an
-attention of bf16 and fp32, both are computed in fp32 (`_PROMOTED`). What the model returns is fp32,
+Operators that no module owns promote unlike operands: what torch refuses to compute of bf16 and
+fp32 is computed in fp32, products and attention at once (`_PROMOTED`), anything else after the
+refusal. What is written into a tensor takes that tensor's dtype. What the model returns is fp32,
 because losses need it.
 """
 
@@ -248,14 +249,15 @@ def _hands_on_low(model: nn.Module) -> bool:
 
 # ----------------------------------------------------------------------------------- promotion
 
-#: Functions that refuse operands of unlike float dtypes.
+#: Functions that are known to refuse operands of unlike float dtypes.
 _PROMOTED: Collection[Any] = frozenset(
     {
         torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm,
         torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm,
         torch.einsum, torch.dot, torch.mv, Tensor.mv, F.linear, F.bilinear, torch.conv1d,
-        torch.conv2d, torch.conv3d, F.embedding_bag, F.scaled_dot_product_attention, torch.lerp,
-        torch.cdist,
+        torch.conv2d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d,
+        torch.conv_transpose3d, F.multi_head_attention_forward, F.prelu, F.embedding_bag,
+        F.scaled_dot_product_attention, torch.lerp, torch.cdist,
     }
 )  # fmt: skip
 #: Norms that take a bf16 input beside fp32 parameters on CPU, but are fp32 on a GPU.
@@ -276,7 +278,30 @@ class _Promotion(TorchFunctionMode):
             if len(dtypes) > 1 and not dtypes.isdisjoint(_LOW):
                 widest = functools.reduce(torch.promote_types, dtypes)
                 args, named = tree_map(_cast_to(widest), (args, dict(named)))
-        return func(*args, **named)
+        try:
+            return func(*args, **named)
+        except RuntimeError:
+            alike = _of_one_dtype(func, args, named)
+            if alike is None:  # it was not for the dtypes
+                raise
+        return func(*alike[0], **alike[1])
+
+
+def _of_one_dtype(
+    func: Any, args: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Operands in the widest dtype, or in that of the tensor written into; ``None``: alike."""
+    dtypes = {t.dtype for t in _floats((*args, *named.values()))}
+    if len(dtypes) < 2 or dtypes.isdisjoint(_LOW):
+        return None
+    name = getattr(func, "__name__", "")
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+        into: torch.dtype = args[0].dtype
+        rest = tree_map(_cast_to(into), (args[1:], dict(named)))
+        return (args[0], *rest[0]), rest[1]
+    widest = functools.reduce(torch.promote_types, dtypes)
+    alike: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(_cast_to(widest), (args, dict(named)))
+    return alike
 
 
 def _floats(values: Any) -> Iterator[Tensor]:

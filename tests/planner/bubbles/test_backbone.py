@@ -122,9 +122,19 @@ def test_stages_suit_the_device_that_each_is_on(devices):
     assert slowest(chosen) < 0.9 * slowest([0, 2, 4, 6, 8])
 
 
-def test_layers_that_do_not_divide_are_refused():
-    with pytest.raises(SpecError, match="divide into 8 virtual stages"):
-        backbone_stages(12, BackbonePlan(pp=4, chunks=2))
+@pytest.mark.parametrize(("layers", "pp", "chunks"), [(12, 4, 2), (7, 2, 1), (8, 4, 2)])
+def test_stages_differ_by_a_layer_at_most(layers, pp, chunks):
+    stages = backbone_stages(layers, BackbonePlan(pp=pp, chunks=chunks))
+    sizes = [stage.end - stage.start for stage in stages]
+    assert [stage.rank for stage in stages] == [s % pp for s in range(pp * chunks)]
+    assert [0, *(stage.end for stage in stages)] == [*(s.start for s in stages), layers]
+    assert sizes.count(max(sizes)) == (layers % (pp * chunks) or pp * chunks)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_every_stage_needs_a_layer():
+    with pytest.raises(SpecError, match="a layer for each of 8 virtual stages"):
+        backbone_stages(7, BackbonePlan(pp=4, chunks=2))
 
 
 # T7: Korthikanti et al. 2022, table 5 (A100, seconds an iteration).

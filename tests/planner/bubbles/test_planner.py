@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.planner.bubbles.problems import encoder, problem, workload
 
-from foreplan.errors import InfeasibleError, SpecError
+from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.api import plan
 from foreplan.planner.bubbles.figures import training_flops
 from foreplan.planner.bubbles.planner import BubblesPlanner
@@ -143,7 +143,7 @@ def test_units_longer_than_any_idle_time_leave_the_baseline(sizes, layers, forwa
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"layers": 6}, SpecError, "divides the 6 layers"),
+        ({"layers": 6}, SpecError, "at most the 6 layers"),
         ({"microbatches": 6}, SpecError, "multiples of pp"),
         ({"pp": 8}, SpecError, "at most 4 devices"),
         ({"tp": 16, "pp": 1, "chunks": 1}, SpecError, "at most 4 devices"),
@@ -153,6 +153,72 @@ def test_units_longer_than_any_idle_time_leave_the_baseline(sizes, layers, forwa
 def test_sizes_that_do_not_suit_are_refused(change, error, words):
     with pytest.raises(error, match=words):
         plan("bubbles", None, "4xh200", asked(**change), costs="roofline")
+
+
+def test_layers_need_not_divide():
+    """Seven layers on two ranks and a tower of five in two stages; every layer is somewhere."""
+    tower = encoder(layers=5, forward_s=0.05, backward_s=0.1)
+    sizes = {"pp": 2, "chunks": 1, "layers": 7, "microbatches": 4}
+    found = plan(
+        "bubbles", None, "2xh200", workload(tower, **sizes, encoder_stages=(2,)), costs="roofline"
+    )
+    decision = found.decision
+    assert [s["end"] - s["start"] for s in decision["stages"]] in ([4, 3], [3, 4])
+    assert decision["encoders"][0]["stages"] == [[0, 3], [3, 5]]
+    # Of any division the rank with four layers is the longest: 4 micro-batches x 4 layers x 0.3 s.
+    assert found.predicted.total_s >= 4.8
+    assert found.bound.lower_s is not None
+    assert found.bound.lower_s <= found.predicted.total_s
+
+
+def test_what_is_said_of_a_decision_is_said_of_the_plans():
+    """A baseline became the plan: its devices, and whose bounds these are."""
+    towers = (
+        {"name": "v", "tokens": 577, "dims": {"layers": 23, "hidden": 1024, "heads": 16}},
+        {"name": "a", "tokens": 1500, "dims": {"layers": 2, "hidden": 128, "heads": 2},
+         "frozen": True},
+        {"name": "big", "tokens": 100, "dims": {"layers": 40, "hidden": 4096, "heads": 32},
+         "frozen": True},
+    )  # fmt: skip
+    fields = {
+        "backbone": {"layers": 24, "hidden": 1024, "heads": 16, "vocab": 1000},
+        "encoders": towers, "sequence_length": 2500, "microbatches": 6,
+    }  # fmt: skip
+    found = plan("bubbles", None, "1xt4,2xl4,1xh200", fields, costs="roofline")
+    assert found.alternatives[0].name == "solver"
+    order, labels = found.decision["plan"]["device_order"], [
+        rank.label for rank in found.cluster.ranks()
+    ]  # fmt: skip
+    (said,) = [note for note in found.assumptions if note.startswith("ranks of the pipeline")]
+    assert said == (
+        f"ranks of the pipeline take {', '.join(labels[k] for k in order)}, in this order"
+    )
+    (bounds,) = [note for note in found.assumptions if "LB0" in note]
+    assert bounds.startswith("of the solver's decision: ")
+    lost = [note for note in found.assumptions if "1 encoder stages: rank" in note]
+    assert lost
+    assert all(note.startswith("not taken: dp 1 x pp 4 x tp 1") for note in lost)
+
+
+def test_a_price_that_lacks_names_the_command_that_measures_it(tmp_path):
+    """With the caller's own words, so that it can be pasted."""
+    fields = {
+        "backbone": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 100}, "sequence_length": 64,
+        "encoders": [{"name": "v", "tokens": 16, "dims": {"layers": 2, "hidden": 32, "heads": 2}}],
+        "microbatches": 2, "plan": {"pp": 2},
+    }  # fmt: skip
+    file = tmp_path / "my work.json"
+    file.write_text(json.dumps(fields))
+    for given, said in ((str(file), f"'{file}'"), (fields, "FILE")):
+        with pytest.raises(MissingDataError) as caught:
+            plan("bubbles", None, "2xcpu:threads=1", given, costs="roofline")
+        assert f"'foreplan profile --for bubbles --workload {said} -o profiles'" in str(
+            caught.value
+        )
+    with pytest.raises(MissingDataError) as caught:
+        plan("precision", None, "cpu", {"network": "byte_lm", "batch": 2}, costs="roofline")
+    assert str(caught.value).count("measure it with") == 1
+    assert "--for precision --workload FILE" in str(caught.value)
 
 
 def test_wrong_workloads_are_one_clear_line():

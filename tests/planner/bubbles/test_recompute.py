@@ -27,6 +27,7 @@ from foreplan.planner.bubbles.search import BubbleSearch
 from foreplan.planner.bubbles.spec import BubblesWorkload
 from foreplan.planner.bubbles.training_step import TrainingStep
 from foreplan.planner.export import export_plan
+from foreplan.planner.verify.session import problem_of
 
 DIMS = {"hidden": 1024, "heads": 8}
 VIT = {"name": "vit", "dims": DIMS | {"layers": 8}, "tokens": 1024, "recompute": "auto"}
@@ -62,7 +63,7 @@ def test_with_room_for_all_nothing_is_computed_again():
     choice = PLANNER.decide(where)
     assert choice.decision.recompute.backbone == "none"
     assert choice.decision.recompute.encoders == (False,)
-    assert choice.assumptions[0].startswith("recompute: backbone none, vit selective (searched)")
+    assert choice.about[0].startswith("recompute: backbone none, vit selective (searched)")
     # As fast as if it had been asked for.
     chosen = PLANNER.decide(under(where, choice.decision.recompute))
     assert chosen.decision.orders == choice.decision.orders
@@ -99,10 +100,29 @@ def test_the_search_is_no_worse_than_any_policy_asked_for():
     assert found > 1
 
 
+def test_a_plan_says_what_its_own_decision_computes_again():
+    """Encoders on the one fast device win here: what was searched for filling is not the plan's."""
+    towers = [
+        {"name": "eye", "tokens": 729, "projected_tokens": 81, "pool": "concatenate",
+         "dims": {"layers": 27, "hidden": 1152, "heads": 16, "ffn": 4304}, "recompute": "auto"},
+    ]  # fmt: skip
+    fields = asked(
+        encoders=towers, plan=None, sequence_length=1111, microbatches=6,
+        backbone={"layers": 18, "hidden": 1024, "heads": 16, "vocab": 32000},
+    )  # fmt: skip
+    made = foreplan.plan("bubbles", None, "1xh200@a,1xl4@b,1xt4@c", fields, costs="roofline")
+    assert "solver" in {other.name for other in made.alternatives}
+    problem_, decision = problem_of(made, PLANNER), foreplan.decision_of(made)
+    said = [note for note in made.assumptions if note.startswith("recompute: ")]
+    assert said == [described(problem_, decision.recompute)]
+    (searched,) = [note for note in made.assumptions if "(searched)" in note]
+    assert searched.startswith("of the solver's decision: recompute: ")
+
+
 def test_every_candidate_not_taken_keeps_its_reason():
     where = posed(3.0)
     choice = PLANNER.decide(where)
-    words = "\n".join(choice.assumptions)
+    words = "\n".join((*choice.about, *choice.assumptions))
     for chosen in candidates(where)[0]:
         assert described(where, chosen).removeprefix("recompute: ") in words
     assert "rank 0" in words

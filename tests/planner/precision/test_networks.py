@@ -6,13 +6,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+import foreplan
 from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
 from foreplan.planner.plan import Plan
+from foreplan.planner.precision.execution.reference import single_process_training
 from foreplan.planner.precision.execution.tasks import byte_lm
+from foreplan.planner.precision.graph import TrainingGraph
 from foreplan.planner.precision.networks import network_names, register_network
 from foreplan.planner.precision.spec import PrecisionWorkload
 from foreplan.planner.precision.task import TrainingTask, training_task
@@ -115,5 +122,137 @@ def test_a_script_registers_a_network() -> None:
     assert "mine" not in network_names()
     assert seen == [network_names()], "a registration belongs to who made it"
     for name in ("byte_lm", "os:system", ""):
-        with pytest.raises(SpecError, match="a word other than"):
+        with pytest.raises(SpecError, match="a word of letters, digits and _ other than"):
             register_network(name, build)
+
+
+class TwoHeads(torch.nn.Module):
+    """A table that is tied to its head, an attention of torch's, two results by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(40, 16)
+        self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        self.words, self.score = torch.nn.Linear(16, 40, bias=False), torch.nn.Linear(16, 1)
+        self.words.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        x = self.table(ids)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return {"words": self.words(x), "score": self.score(x).squeeze(-1)}
+
+
+class TwoHeadsTask:
+    name = "two_heads"
+
+    def module(self) -> torch.nn.Module:
+        torch.manual_seed(0)
+        return TwoHeads()
+
+    def batch(self, step: int, rank: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+        torch.manual_seed(1000 * rank + step)
+        ids = torch.randint(0, 40, (4, 6))
+        return (ids,), (ids.roll(-1, 1), ids / 40)
+
+    def loss(self, output: dict[str, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+        assert output["words"].dtype is output["score"].dtype is torch.float32
+        words = torch.nn.functional.cross_entropy(output["words"].flatten(0, 1), target[0].ravel())
+        return words + (output["score"] - target[1]).square().mean()
+
+
+def test_a_network_may_return_several_results() -> None:
+    """Traced, judged, planned and trained; each result has a loss behind it in the step."""
+    task = TwoHeadsTask()
+    graph = TrainingGraph.of(task, 4)
+    losses = [o for o in graph.operators if o.node.op == "loss"]
+    assert [o.node.inputs[0][-1] for o in losses] == [40, 1]
+    assert graph.operators[-1].node.name == "loss"
+    fields = {"network": "two_heads", "batch": 4, "slack": 0.5}
+    for indicator in ("gradient_variance", "hessian"):
+        with register_network("two_heads", lambda model, workload, seed: task):
+            made = foreplan.plan("precision", None, "2xt4", fields | {"indicator": indicator},
+                                 costs="roofline")  # fmt: skip
+    work = PrecisionWorkload(batch=4, network="two_heads")
+    decision = foreplan.decision_of(made, foreplan.PrecisionDecision)
+    low = {"table": "fp32/bf16/torch.embedding", "words": "fp32/bf16/torch.linear",
+           "score": "fp32/bf16/torch.linear"}  # fmt: skip
+    workers = tuple(each.model_copy(update={"operators": low}) for each in decision.workers)
+    found = {
+        mode: single_process_training(
+            task, work, decision.model_copy(update={"workers": workers}), mode=mode, steps=2
+        )
+        for mode in ("fast", "reference")
+    }
+    for rank in range(2):
+        near = pytest.approx(found["reference"][f"losses_{rank}"], rel=0.01)
+        assert found["fast"][f"losses_{rank}"] == near
+
+
+def test_inputs_by_name_are_refused_with_what_to_do() -> None:
+    class ByName(TwoHeadsTask):
+        def batch(self, step: int, rank: int) -> Any:
+            (ids,), target = super().batch(step, rank)
+            return {"ids": ids}, target
+
+    with pytest.raises(SpecError, match=r"batch: got '\(dict, tuple\)', .*needs one around it"):
+        TrainingGraph.of(ByName(), 4)
+
+
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [
+        (lambda x: x.square(), r"a tensor of \[4, 40\]"),
+        (lambda x: 1.0, "float"),
+        (lambda x: torch.zeros(()), "one without a gradient"),
+    ],
+)
+def test_a_loss_is_one_number_with_a_gradient(made: Any, got: str) -> None:
+    class Lost(TwoHeadsTask):
+        def module(self) -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Linear(16, 40))
+
+        def batch(self, step: int, rank: int) -> Any:
+            return (torch.ones(4, 16),), None
+
+        def loss(self, output: Any, target: Any) -> Any:
+            return made(output)
+
+    with (
+        register_network("lost", lambda model, workload, seed: Lost()),
+        pytest.raises(SpecError, match=f"loss of the network: got '{got}'"),
+    ):
+        foreplan.plan("precision", None, "1xt4", {"network": "lost", "batch": 4}, costs="roofline")
+
+
+def test_what_is_no_module_or_computes_again_is_refused() -> None:
+    class Again(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.head = torch.nn.Linear(16, 16), torch.nn.Linear(16, 40)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept = checkpoint(lambda y: torch.relu(self.part(y)), x, use_reentrant=False)
+            made: Tensor = self.head(kept)
+            return made
+
+    class Odd(TwoHeadsTask):
+        def __init__(self, module: Any) -> None:
+            self._module = module
+
+        def module(self) -> Any:
+            return self._module()
+
+        def batch(self, step: int, rank: int) -> Any:
+            return (torch.ones(4, 16),), torch.arange(4)
+
+        def loss(self, output: Any, target: Any) -> Any:
+            return torch.nn.functional.cross_entropy(output, target)
+
+    for module, got in ((Again, "activation checkpointing"), (lambda: 7, "int")):
+        with (
+            register_network("odd", lambda model, workload, seed, m=module: Odd(m)),
+            pytest.raises(SpecError, match=f"got '{got}'"),
+        ):
+            foreplan.plan(
+                "precision", None, "1xt4", {"network": "odd", "batch": 4}, costs="roofline"
+            )

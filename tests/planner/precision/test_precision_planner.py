@@ -164,9 +164,17 @@ def test_less_memory_costs_precision_until_nothing_fits(planner, make_problem):
         assert decision.omega >= last * (1 - 1e-9)
         last = decision.omega
     assert last > 0.0
-    with pytest.raises(InfeasibleError, match=r"needs at least .* most of it .*") as raised:
+    with pytest.raises(InfeasibleError, match=r"needs at least .* above all .*") as raised:
         planner.decide(make_problem("1xt4", memory_bytes=static + saved[2] // 4))
     assert "lower the batch" in str(raised.value)
+    # Advice that can be followed: one sample is no batch to lower, and states need no samples.
+    alone = sum(Situation(make_problem("1xt4", batch=1)).static_bytes(0).values())
+    with pytest.raises(InfeasibleError, match="above all") as raised:
+        planner.decide(make_problem("1xt4", batch=1, memory_bytes=alone + 1))
+    assert "batch" not in str(raised.value).partition("; add")[2]
+    with pytest.raises(InfeasibleError, match="optimizer=sgd") as raised:
+        planner.decide(make_problem("1xt4", optimizer="adamw", memory_bytes=static // 2))
+    assert "lower the batch" not in str(raised.value)
 
 
 def test_out_of_reach_target_says_what_is_not(planner, make_problem):

@@ -13,7 +13,10 @@ from torch.nn import functional as F
 from foreplan.cost_models.costs import CostBook, Estimate
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.graphs.causal_lm import causal_lm
+from foreplan.datasets.kernels.runnable import runnable
+from foreplan.datasets.kernels.training_programs import BACKWARD, FORWARD, dependent_program
 from foreplan.datasets.models.load_model import load_model
+from foreplan.datasets.operators import OPERATORS
 from foreplan.errors import InfeasibleError, MissingDataError, SpecError
 from foreplan.planner.precision import decoder_task
 from foreplan.planner.precision.decoder_task import DecoderTask
@@ -195,8 +198,9 @@ def test_plan_of_another_network_is_refused():
 
 
 def test_without_a_price_in_fp32_the_module_is_named():
-    with pytest.raises(MissingDataError, match=r"a on device.*\n?.*profile --for precision"):
-        tables(Branches(), torch.zeros(4, 16), costs=CostBook([]))
+    book = CostBook([], profiling="foreplan profile --for precision")
+    with pytest.raises(MissingDataError, match=r"a: no cost for .* on device; .*--for precision"):
+        tables(Branches(), torch.zeros(4, 16), costs=book)
 
 
 def test_without_a_kernel_the_module_is_named():
@@ -208,6 +212,56 @@ def test_nothing_to_lower():
     module = nn.LayerNorm(8)
     with pytest.raises(SpecError, match="no operator whose precision can be chosen"):
         tables(module, torch.zeros(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(4, 8, 5, 2, 2, groups=2), (3, 4, 33)),
+        (nn.Conv1d(4, 8, 3), (4, 20)),  # a sample without a batch
+        (nn.Conv3d(4, 8, 3, 2, 1), (2, 4, 9, 10, 11)),
+        (nn.ConvTranspose1d(4, 6, 4, 2, 1), (3, 4, 17)),
+        (nn.ConvTranspose2d(8, 6, 2, 2, groups=2), (3, 8, 9, 7)),
+        (nn.ConvTranspose3d(8, 6, 2, 2), (3, 8, 4, 5, 6)),
+        (nn.Conv2d(3, 5, 3, padding=2, dilation=2), (2, 3, 14, 15)),
+    ],
+)
+def test_a_convolution_that_no_plan_chooses_for_counts_its_arithmetic(layer, shape):
+    """Not as an element-wise operator, which takes a hundredth of it."""
+    (node,) = capture(layer, [torch.zeros(shape)]).operators("convolution")
+    for direction, times in ((FORWARD, 1), (BACKWARD, 2)):
+        item = dependent_program(direction, node, "fp32")
+        assert item.op == f"conv2d_{direction}"
+        assert OPERATORS[item.op].flops(dict(item.dims)) == times * node.flops
+    runnable(dependent_program(FORWARD, node, "fp32"), "cpu").call()  # a profile times it
+
+
+def test_the_first_layer_of_rows_has_no_gradient_by_its_input():
+    module = nn.Sequential(
+        nn.Conv1d(4, 8, 3), nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 4)
+    )
+    found = tables(module, torch.zeros(2, 4, 20))
+    ops = [
+        found.options[i][0].backward[0].op
+        for i, o in enumerate(found.graph.operators) if o.node.op == "convolution"
+    ]  # fmt: skip
+    assert ops == ["conv2d_weight_gradient", "conv2d_backward"]
+
+
+def test_grouped_products_of_experts_are_refused():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.head = nn.Parameter(torch.zeros(2, 8, 8)), nn.Linear(8, 4)
+
+        def forward(self, x):
+            ends = torch.tensor([2, 4], dtype=torch.int32)
+            made = torch._grouped_mm(x.bfloat16(), self.weight.bfloat16(), offs=ends)
+            return self.head(made.float())
+
+    graph = capture(Experts(), [torch.zeros(4, 8)])
+    with pytest.raises(SpecError, match="expected no recurrent layer, grouped product of experts"):
+        TrainingGraph.from_capture(graph, Experts())
 
 
 def test_a_recurrent_layer_is_refused():

@@ -124,6 +124,50 @@ def test_unlike_operands_are_promoted() -> None:
     assert apart(made["logits"], exact) < 0.05
 
 
+class Attended(nn.Module):
+    """An attention of torch's, whose weights no plan chooses for, behind a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return made
+
+
+class Written(nn.Module):
+    """Rows that are added into an fp32 tensor, as experts' are, and set in a bf16 one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.tensor([0, 2, 1])
+        total = torch.zeros(x.shape[1:]).index_add_(0, rows, x[0])
+        later = x.clone()
+        later[:, rows] = total
+        return torch.tensordot(total, later[1], ([1], [1]))
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        Attended(), Written(), nn.PReLU(3), nn.ConvTranspose1d(3, 4, 2),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+    ],
+    ids=lambda module: type(module).__name__,
+)  # fmt: skip
+def test_what_stands_behind_16_bits_runs(behind: nn.Module) -> None:
+    """Products with weights of their own, writes into tensors: torch refuses unlike operands."""
+    model = nn.Sequential(nn.Linear(8, 8), behind)
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    exact = model(x)
+    apply_variants(model, {"0": "fp32/bf16/torch.linear"})
+    made = model(x)
+    torch.autograd.backward(made.square().sum())
+    assert made.dtype is torch.float32
+    assert 0 < apart(made, exact) < 0.05
+    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in model.parameters())
+
+
 @pytest.mark.parametrize(
     "module",
     [
