@@ -81,7 +81,15 @@ def simulate_traffic(
     cluster = plan.cluster
     if folder is not None:  # as in the document, but from there
         cluster = cluster.rebase(Path(), folder_of(path))
-    profiles = Profiles.of(cluster, folder or Path())
+    try:
+        profiles = Profiles.of(cluster, folder or Path())
+    except SpecError as error:
+        if folder is not None or Path(error.where).exists():
+            raise
+        raise SpecError(
+            error.where, got=error.got, expected=error.expected,
+            fix="name the folder that profile paths start from: --profiles DIR",
+        ) from error  # fmt: skip
     costs = cost_book(plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs))
     problem: Problem[Any] = Problem(bare.model, bare.cluster, bare.workload, costs, bare.seed)
     most = largest_rate(problem, replicas, requests)
