@@ -28,7 +28,7 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import Dimension, parse_quantity
-from foreplan.datasets.ranks.links import Links, connect_link, serve_link
+from foreplan.datasets.ranks.links import Links, connect_link, parse_endpoint, serve_link
 from foreplan.datasets.specs import dump_document, validate
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
 from foreplan.datasets.timing.measuring import Worker
@@ -206,6 +206,7 @@ def profile_link(
     check_host(peer, "--peer")
     if host == peer:
         raise SpecError("--peer", got=peer, expected="another host's name than --host")
+    parse_endpoint(str(link), "--link") if serve is None else parse_endpoint(serve, "--serve")
     path = output / f"link-{host}-{peer}.yaml"
     with folder_for(output):
         with told_step(console, f"measuring the link between {host} and {peer}"):
