@@ -1,6 +1,7 @@
 """Traffic: what is drawn and read, and that a replay serves every request once within its cache."""
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -185,6 +186,8 @@ def test_requests_that_launch_files_refuse_are_counted(tmp_path):
     assert "saturates at" in said
     assert "…" not in said  # no name is cut off
     assert found.document()["longer_than_planned"] == 1
+    events = json.loads(found.trace())["traceEvents"]
+    assert any("prefill" in event["name"] for event in events)
 
 
 def test_profiles_are_found_from_the_plan_wherever_the_command_runs(tmp_path, monkeypatch):
