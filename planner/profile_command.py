@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.sources.calibration import calibration_path
 from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
@@ -31,6 +32,7 @@ from foreplan.datasets.quantity import Dimension, parse_quantity
 from foreplan.datasets.ranks.links import Links, connect_link, parse_endpoint, serve_link
 from foreplan.datasets.specs import dump_document, validate
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
+from foreplan.datasets.timing.host_memory import total_bytes
 from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profile_grid import ProfileGrid
 from foreplan.errors import SpecError
@@ -310,7 +312,12 @@ def _caps(memory: Sequence[str], devices: Sequence[DeviceName]) -> dict[DeviceNa
                     "--memory", got=text,
                     expected=f"SIZE or DEVICE=SIZE of {', '.join(str(d) for d in devices)}",
                 )  # fmt: skip
-            caps[device] = int(parse_quantity(size, Dimension.BYTES, "--memory"))
+            cap = int(parse_quantity(size, Dimension.BYTES, "--memory"))
+            if device.kind == "cpu" and cap > (most := total_bytes()):
+                raise SpecError(
+                    "--memory", got=text, expected=f"at most the {show_bytes(most)} of this host"
+                )
+            caps[device] = cap
     return caps
 
 
