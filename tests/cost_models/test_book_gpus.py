@@ -50,7 +50,9 @@ def test_a_cap_above_a_profiled_gpus_memory_is_refused(name: str, refused: bool)
     cluster = validate(Cluster, {"devices": [entry]}, "cluster")
     profiles = Profiles({cluster.ranks()[0].label: profile})
     if refused:
-        with pytest.raises(SpecError, match=r"localhost/cuda:0: memory_bytes: .*at most .*1.00 GiB"):
+        with pytest.raises(
+            SpecError, match=r"localhost/cuda:0: memory_bytes: .*at most .*1.00 GiB"
+        ):
             profiles.completed(cluster)
     else:
         assert profiles.completed(cluster) == cluster
