@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from foreplan.cost_models.costs import BatchSource, CostBook, CostSource, Estimate, Work
+from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.roofline import RooflineSource
 from foreplan.cost_models.sources.calibration import CalibratedSource, Calibration, calibration_path
 from foreplan.cost_models.sources.device_fit import DeviceFit, FittedSource, fit_beside
@@ -132,12 +133,24 @@ class Profiles:
         return dict(self.digest)
 
     def completed(self, cluster: Cluster) -> Cluster:
-        """The cluster with the memory of profiled devices where no cap is given."""
+        """The cluster with the memory of profiled devices where no cap is given.
+
+        Raises:
+            SpecError: a cap above the memory of a profiled GPU. A processor's is its host's, which
+                another host of the same profile may have more of.
+        """
         sizes = {
             (rank.host, rank.name, rank.profile): self.by_label[rank.label].device.memory_bytes
             for rank in cluster.ranks()
             if rank.label in self.by_label
         }
+        for entry in cluster.devices:
+            most = sizes.get((entry.host, entry.name, entry.profile))
+            if entry.name.kind == "cuda" and most and (entry.memory_bytes or 0) > most:
+                raise SpecError(
+                    f"devices: {entry.host}/{entry.name}: memory_bytes", got=entry.memory_bytes,
+                    expected=f"at most {most} ({show_bytes(most)}), which its profile found",
+                )  # fmt: skip
         entries = tuple(
             entry.model_copy(
                 update={"memory_bytes": sizes.get((entry.host, entry.name, entry.profile))}

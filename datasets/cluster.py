@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import html
 import itertools
+import json
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -200,6 +201,10 @@ class Cluster(StrictModel):
     def to_yaml(self) -> str:
         """Return the document; equal clusters give equal bytes, and it reads back equal."""
         return dump_document(self.model_dump(mode="json", exclude_defaults=True))
+
+    def to_json(self) -> str:
+        """Return the same as JSON, for a file that is named so."""
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True), indent=2) + "\n"
 
     def rebase(self, old: str | os.PathLike[str], new: str | os.PathLike[str]) -> Cluster:
         """Return the cluster with its profile paths relative to another folder.

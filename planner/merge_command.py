@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.cluster_merge import add_links, merge, unjoined
-from foreplan.datasets.specs import load_document, validate
+from foreplan.datasets.specs import StrictModel, load_document, validate
 from foreplan.datasets.storage import refuse_overwriting, write_atomically
 from foreplan.datasets.tier import Tier
 from foreplan.errors import SpecError
 
 #: Pairs of hosts without a link that are named.
 _NAMED = 3
+
+
+class _Links(StrictModel):
+    """A link file."""
+
+    tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
 
 
 def merge_files(files: Sequence[Path], output: Path) -> tuple[Cluster, list[str]]:
@@ -37,9 +46,8 @@ def merge_files(files: Sequence[Path], output: Path) -> tuple[Cluster, list[str]
     for file in files:
         document = load_document(file)
         if set(document) == {"tiers"}:
-            for i, tier in enumerate(document["tiers"]):
-                where = f"{file}: tiers[{i}]"
-                links[where] = validate(Tier, tier, where)
+            for i, tier in enumerate(validate(_Links, document, str(file)).tiers):
+                links[f"{file}: tiers[{i}]"] = tier
         else:
             cluster = validate(Cluster, document, str(file))
             clusters.append(cluster.rebase(file.parent, output.parent))
@@ -48,7 +56,8 @@ def merge_files(files: Sequence[Path], output: Path) -> tuple[Cluster, list[str]
             "cluster merge", got=[str(f) for f in files], expected="two or more, one a cluster"
         )
     merged, notes = add_links(merge(*clusters), links)
-    write_atomically(output, merged.to_yaml())
+    named_json = output.suffix.lower() == ".json"  # and read back as that
+    write_atomically(output, merged.to_json() if named_json else merged.to_yaml())
     return merged, notes + _apart(merged)
 
 

@@ -334,6 +334,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
                 expected=f"{processes}, the processes of a run of the decision",
             )  # fmt: skip
     except SpecError as error:
+        if not error.where.startswith(where):  # of a check that does not know the file
+            error = SpecError(
+                f"{where}: {error.where}", got=error.got, expected=error.expected, fix=error.fix
+            )
         raise _of_another_version(error, document) from error
     check_planned_for(plan, where)
     return plan.read_from(folder_of(path))

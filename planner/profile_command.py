@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.sources.calibration import calibration_path
 from foreplan.cost_models.sources.device_fit import DeviceFit, fit_path
 from foreplan.datasets.cluster import Cluster
@@ -28,9 +29,10 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import Dimension, parse_quantity
-from foreplan.datasets.ranks.links import Links, connect_link, serve_link
+from foreplan.datasets.ranks.links import Links, connect_link, parse_endpoint, serve_link
 from foreplan.datasets.specs import dump_document, validate
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
+from foreplan.datasets.timing.host_memory import total_bytes
 from foreplan.datasets.timing.measuring import Worker
 from foreplan.datasets.timing.profile_grid import ProfileGrid
 from foreplan.errors import SpecError
@@ -208,6 +210,7 @@ def profile_link(
     check_host(peer, "--peer")
     if host == peer:
         raise SpecError("--peer", got=peer, expected="another host's name than --host")
+    parse_endpoint(str(link), "--link") if serve is None else parse_endpoint(serve, "--serve")
     path = output / f"link-{host}-{peer}.yaml"
     with folder_for(output):
         with told_step(console, f"measuring the link between {host} and {peer}"):
@@ -311,7 +314,12 @@ def _caps(memory: Sequence[str], devices: Sequence[DeviceName]) -> dict[DeviceNa
                     "--memory", got=text,
                     expected=f"SIZE or DEVICE=SIZE of {', '.join(str(d) for d in devices)}",
                 )  # fmt: skip
-            caps[device] = int(parse_quantity(size, Dimension.BYTES, "--memory"))
+            cap = int(parse_quantity(size, Dimension.BYTES, "--memory"))
+            if device.kind == "cpu" and cap > (most := total_bytes()):
+                raise SpecError(
+                    "--memory", got=text, expected=f"at most the {show_bytes(most)} of this host"
+                )
+            caps[device] = cap
     return caps
 
 

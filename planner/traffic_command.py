@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foreplan.cost_models.book import Profiles, cost_book, cost_choice_or_file
+from foreplan.cost_models.timeline import Timeline, chrome_trace
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
 from foreplan.planner.plan import decision_of, load_plan
@@ -29,7 +30,7 @@ class TrafficResult:
         longest: tokens of prompt and answer that the plan's launch files allow a request.
         too_long: requests of more, which servers started by them refuse.
         largest_rate_per_s: requests a second that the plan serves when some always wait.
-        trace: Chrome trace, JSON text.
+        timeline: simulated; ranks are the stages, replica by replica.
     """
 
     figures: dict[str, float]
@@ -37,7 +38,11 @@ class TrafficResult:
     longest: int
     too_long: int
     largest_rate_per_s: float
-    trace: str
+    timeline: Timeline
+
+    def trace(self) -> str:
+        """Chrome trace, JSON text; of many requests it takes as long as their replay."""
+        return chrome_trace([("traffic", self.timeline)])
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -64,8 +69,6 @@ def simulate_traffic(
         InfeasibleError: requests come faster than the plan can serve them; says how fast it can.
         MissingDataError: a pass has no price.
     """
-    from foreplan.cost_models.timeline import chrome_trace
-
     if folder is not None and not folder.is_dir():
         raise SpecError("--profiles", got=str(folder), expected="a folder")
     plan = load_plan(path)
@@ -81,7 +84,15 @@ def simulate_traffic(
     cluster = plan.cluster
     if folder is not None:  # as in the document, but from there
         cluster = cluster.rebase(Path(), folder_of(path))
-    profiles = Profiles.of(cluster, folder or Path())
+    try:
+        profiles = Profiles.of(cluster, folder or Path())
+    except SpecError as error:
+        if folder is not None or Path(error.where).exists():
+            raise
+        raise SpecError(
+            error.where, got=error.got, expected=error.expected,
+            fix="name the folder that profile paths start from: --profiles DIR",
+        ) from error  # fmt: skip
     costs = cost_book(plan.cluster, profiles, cost_choice_or_file(plan.provenance.costs))
     problem: Problem[Any] = Problem(bare.model, bare.cluster, bare.workload, costs, bare.seed)
     most = largest_rate(problem, replicas, requests)
@@ -91,5 +102,5 @@ def simulate_traffic(
     too_long = sum(r.prompt_tokens + r.new_tokens > longest for r in requests)
     return TrafficResult(
         found.figures(), tuple(batch for _, batch in replicas), longest, too_long, most,
-        chrome_trace([("traffic", found.timeline)]),
+        found.timeline,
     )  # fmt: skip

@@ -116,7 +116,7 @@ BAD = {
     "unknown option": (["devices", "--colour"], 2, "--colour"),
     "unknown schedule": ([*PIPELINE[:3], "zb-h9", *PIPELINE[4:], *TIMES], 2, "zb-h1"),
     "zero stages": ([*PIPELINE[:5], "0", *PIPELINE[6:], *TIMES], 2, "at least 1"),
-    "negative time": ([*PIPELINE, *TIMES, "--transfer-ms", "-1"], 2, "at least 0"),
+    "negative time": ([*PIPELINE, *TIMES, "--transfer-ms", "-1"], 2, "'--transfer-ms'"),
     "no number": ([*PIPELINE, *TIMES, "--transfer-ms", "x"], 2, "--transfer-ms"),
     "unknown kind": (["plan", "surving", "-d", "t4"], 2, "serving"),
     "no cluster": (["plan", "serving", "-m", "gpt2"], 2, "--cluster"),
@@ -155,6 +155,14 @@ BAD = {
     "one file to merge": (["cluster", "merge", "a.yaml", "-o", "b.yaml"], 2, "a.yaml"),
     "both ends of a link": (
         ["profile", "--serve", "a:1", "--link", "b:2", "--peer", "x"], 2, "--serve or --link"
+    ),
+    "a peer of no link": (["profile", "--peer", "b"], 2, "--serve or --link with it"),
+    "a link and devices": (
+        ["profile", "cpu:threads=1", "--link", "b:2", "--peer", "b"], 2, "the link alone"
+    ),
+    "a link to no address": (["profile", "--link", "b", "--peer", "b"], 2, "--link: got 'b'"),
+    "an end at no port": (
+        ["profile", "--serve", "b:99999", "--peer", "b"], 2, "--serve: got 'b:99999'"
     ),
     "quality of no model": (["quality", "byte-lama"], 2, "byte-lama"),
     "quality of random weights": (["quality", "gpt2"], 2, "random weights"),

@@ -249,7 +249,7 @@ def connect_link(
     return _two_hosts(endpoint, 1, device, timeout_s, {})
 
 
-def parse_endpoint(endpoint: str) -> tuple[str, int]:
+def parse_endpoint(endpoint: str, where: str = "endpoint") -> tuple[str, int]:
     """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``.
 
     Raises:
@@ -257,7 +257,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     """
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):([0-9]{1,5})", endpoint)
     if match is None or not 0 < int(match[3]) < 65536:
-        raise SpecError("endpoint", got=endpoint, expected="HOST:PORT, such as 10.0.0.5:29400")
+        raise SpecError(where, got=endpoint, expected="HOST:PORT, such as 10.0.0.5:29400")
     return match[1] or match[2], int(match[3])
 
 

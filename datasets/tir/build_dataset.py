@@ -107,6 +107,7 @@ def _build(
             raise SpecError(str(tasks), got="no task", expected=f"a {TASKS_FILE} of an earlier run")
     elif (folder / TASKS_FILE).exists() and site is not None:
         found = read_tasks(folder / TASKS_FILE)
+        _check_continued(folder / TASKS_FILE, found, networks, progress)
     else:
         found, refused = _extract(networks, progress)
         write_tasks(found, folder / TASKS_FILE)
@@ -115,6 +116,28 @@ def _build(
         return document
     random.Random(seed).shuffle(found)
     return document | measure(found, site, folder, options, progress=progress)
+
+
+def _check_continued(
+    path: Path, found: Sequence[Task], names: Sequence[str], progress: Callable[[str], None]
+) -> None:
+    """Say which of the networks asked for a file of an earlier run has no tasks of.
+
+    Raises:
+        SpecError: an unknown network, or none of them is there.
+    """
+    from foreplan.datasets.tir.networks import network
+
+    there = {label.partition("/")[0] for task in found for label in task.calls}
+    missing = [name for name in names if network(name).name not in there]
+    if missing and len(missing) == len(names):
+        raise SpecError(
+            "--network", got=", ".join(missing),
+            expected=f"networks of {path}, which is continued: {', '.join(sorted(there)[:8])}",
+            fix="measure others into another folder",
+        )  # fmt: skip
+    if missing:
+        progress(f"no tasks of {', '.join(missing)} in {path}, which is continued")
 
 
 def _site(

@@ -27,6 +27,7 @@ from foreplan.datasets.tir.site import ProgramWorker, Site
 from foreplan.datasets.tir.target import TargetDevice
 from foreplan.datasets.tir.task import Task, program_key
 from foreplan.datasets.tir.toolchain import Toolchain, require_tvm
+from foreplan.errors import MissingDataError
 
 #: How often the caller is told how far it is. Convention.
 _TELL_EVERY_S = 5.0
@@ -107,6 +108,11 @@ def measure(
     toolchain = require_tvm()
     journal = ShardJournal(folder, site.devices[0])
     _Run(tasks, site, journal, options, recorded, toolchain).work(progress)
+    if options.minutes is not None and not any(journal.shards.glob("*.parquet")):
+        raise MissingDataError(
+            f"no program was timed within {options.minutes:g} minutes",
+            fix="the same foreplan dataset build with more --minutes",
+        )
     return merge_shards(journal.shards, folder)
 
 
@@ -338,4 +344,6 @@ class _Run:
         )
 
     def _line(self) -> str:
-        return " ".join(f"{status}={count}" for status, count in self._journal.counts().items())
+        counts = self._journal.counts()
+        said = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"programs: {said or 'none yet'}"

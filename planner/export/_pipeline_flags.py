@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from foreplan.errors import SpecError
 from foreplan.planner.export.compressed_tensors import OWN_EXPERTS
 from foreplan.planner.export.handover import Handover, Scheme, serving_decision
 from foreplan.planner.plan import Plan
@@ -33,6 +34,33 @@ def _placing(handover: Handover, listed: str) -> str:
     if handover.degree == 1:
         return f"stage i runs on the i-th of {listed}"
     return f"stage i runs on the i-th {handover.degree} of {listed}"
+
+
+def refuse_older_gpus(plan: Plan, least: float, title: str, *, amd: bool) -> None:
+    """Refuse GPUs that a server does not run on.
+
+    Args:
+        plan: whose stages are looked at; GPUs without published figures pass.
+        least: compute capability that the server's documents ask for.
+        title: of the server.
+        amd: whether it runs on AMD's GPUs.
+
+    Raises:
+        SpecError: names the first stage on such a GPU.
+    """
+    ranks = plan.cluster.ranks()
+    for index, stage in enumerate(serving_decision(plan).stages):
+        for rank in (ranks[number] for number in stage.ranks):
+            known = rank.compute_capability
+            nvidia = known is None or not known.startswith("gfx")
+            if known is None or (float(known) >= least if nvidia else amd):
+                continue
+            told = f"compute capability {known}" if nvidia else f"AMD's {known}"
+            raise SpecError(
+                f"decision.stages[{index}].device", got=f"{rank.label} ({told})",
+                expected=f"a GPU that {title} runs on: compute capability {least} or later",
+                fix="export to llama.cpp or torchrun",
+            )  # fmt: skip
 
 
 def read_gpus(environment: Mapping[str, str]) -> tuple[tuple[str, int], ...]:

@@ -13,7 +13,12 @@ from typing import ClassVar
 from foreplan.cost_models.roofline import without_bf16
 from foreplan.errors import SpecError
 from foreplan.planner.export import _shell, compressed_tensors
-from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
+from foreplan.planner.export._pipeline_flags import (
+    gpu_environment,
+    read_gpus,
+    refuse_older_gpus,
+    unexpressed,
+)
 from foreplan.planner.export.exporter import Exporter, Written
 from foreplan.planner.export.handover import (
     Handover,
@@ -24,6 +29,8 @@ from foreplan.planner.export.handover import (
 from foreplan.planner.plan import Plan
 from foreplan.planner.serving.spec import ServingWorkload
 
+#: Compute capability that vLLM (0.21, "Requirements") and SGLang (FlashInfer) ask for.
+_LEAST = 7.5
 SERVING, REPLICAS, FIRST_PORT = "serving", "replicas", 8000
 #: Field of a checkpoint's configuration that says how its weights are stored.
 _FIELD = "quantization_config"
@@ -79,6 +86,7 @@ class PipelineServer(Exporter):
     def _one(self, plan: Plan) -> Written:
         handover = Handover.of(plan).with_plain_cache()
         handover.refuse(compressed_tensors.WEIGHTS, self.title)
+        refuse_older_gpus(plan, _LEAST, self.title, amd=True)
         self.check(handover)
         environment, notes = gpu_environment(handover)
         environment[self.partition] = ",".join(map(str, handover.layers))

@@ -14,7 +14,12 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.tensor_names import linear_modules
 from foreplan.errors import SpecError
 from foreplan.planner.export import _shell
-from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
+from foreplan.planner.export._pipeline_flags import (
+    gpu_environment,
+    read_gpus,
+    refuse_older_gpus,
+    unexpressed,
+)
 from foreplan.planner.export.compressed_tensors import OWN_EXPERTS
 from foreplan.planner.export.exporter import Exporter, Written
 from foreplan.planner.export.handover import Handover, Scheme, serving_workload
@@ -30,6 +35,8 @@ _ALGORITHM: Mapping[Scheme, str] = MappingProxyType(
         Scheme("fp8", "fp8"): "FP8_PER_CHANNEL_PER_TOKEN",
     }
 )
+#: Compute capability of the oldest architecture in its documents ("Supported Hardware": Ampere).
+_LEAST = 8.0
 #: Tokens of a pass unless its arguments say otherwise (``max_num_tokens``): a longer prompt is
 #: refused.
 _MOST_TOKENS = 8192
@@ -55,6 +62,7 @@ class TensorRtLlmExporter(Exporter):
                 fix="export to vllm or sglang",
             )  # fmt: skip
         _refuse_experts(plan.model, handover)
+        refuse_older_gpus(plan, _LEAST, "TensorRT-LLM", amd=False)
         known = {Scheme("bf16"), *_ALGORITHM}
         for layer, scheme in enumerate(handover.schemes):
             if scheme not in known:

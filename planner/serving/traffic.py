@@ -10,7 +10,7 @@ import csv
 import io
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,11 +35,15 @@ Histogram = dict[int, Annotated[float, Field(ge=0)]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: when it comes (seconds), tokens of its prompt, and of its answer."""
+    """One request: when it comes (seconds), tokens of its prompt, and of its answer.
+
+    ``source`` says to people where it stands; requests that differ in nothing else are equal.
+    """
 
     arrival_s: float
     prompt_tokens: int
     new_tokens: int
+    source: str = field(default="", compare=False)
 
 
 class Traffic(StrictModel):
@@ -123,35 +127,53 @@ def load_traffic(path: str | os.PathLike[str], *, rate_per_s: float | None = Non
         document = dict(load_document(where))
         if rate_per_s is not None:
             document["rate_per_s"] = rate_per_s
-        return validate(Traffic, document, where.name).draw()
+        described = validate(Traffic, document, where.name)
+        if rate_per_s is not None and described.arrivals == "together":
+            raise _at_once(rate_per_s)
+        return tuple(replace(request, source=where.name) for request in described.draw())
     try:
-        rows = list(csv.DictReader(io.StringIO(where.read_text(encoding="utf-8-sig")), strict=True))
+        reader = csv.DictReader(io.StringIO(where.read_text(encoding="utf-8-sig")), strict=True)
+        rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         got = getattr(error, "strerror", None) or str(error)
         raise SpecError(str(where), got=got, expected="a CSV file of requests") from None
     if not 0 < len(rows) <= MOST_REQUESTS:
         raise SpecError(where.name, got=f"{len(rows)} requests", expected=f"1..{MOST_REQUESTS}")
-    header = [name for name in rows[0] if name]
-    if {_NAMES.get(name.strip()) for name in header} - {None} != set(_Row.model_fields):
+    header = [name for name in reader.fieldnames or () if name]
+    known = [_NAMES[name.strip()] for name in header if name.strip() in _NAMES]
+    if sorted(known) != sorted(_Row.model_fields):
         raise SpecError(
             f"{where.name}: header", got=",".join(header),
-            expected="the columns arrived_at_s,prompt_tokens,new_tokens",
+            expected="the columns arrived_at_s,prompt_tokens,new_tokens, each once",
         )  # fmt: skip
     found = []
-    for k, row in enumerate(rows):
+    for line, row in rows:
+        at = f"{where.name}: line {line}"
+        if None in row:  # where the reader puts what no column has a name for
+            raise SpecError(
+                at, got=f"{len(reader.fieldnames or ()) + len(row[None])} cells",
+                expected=f"the header's {len(reader.fieldnames or ())}",
+            )  # fmt: skip
         fields = {
             _NAMES[n.strip()]: _number(v) for n, v in row.items() if n and n.strip() in _NAMES
         }
-        read = validate(_Row, fields, f"{where.name}: line {k + 2}")
-        found.append(Request(read.arrived_at_s, read.prompt_tokens, read.new_tokens))
+        read = validate(_Row, fields, at)
+        found.append(Request(read.arrived_at_s, read.prompt_tokens, read.new_tokens, at))
     found.sort(key=lambda request: request.arrival_s)
     first, last = found[0].arrival_s, found[-1].arrival_s
     scale = 1.0
-    if rate_per_s is not None and last > first:
+    if rate_per_s is not None:
+        if not last > first:
+            raise _at_once(rate_per_s)
         scale = (len(found) - 1) / (last - first) / rate_per_s
-    return tuple(
-        Request((r.arrival_s - first) * scale, r.prompt_tokens, r.new_tokens) for r in found
-    )
+    return tuple(replace(r, arrival_s=(r.arrival_s - first) * scale) for r in found)
+
+
+def _at_once(rate_per_s: float) -> SpecError:
+    return SpecError(
+        "--rate", got=rate_per_s, expected="requests that come one after another: these come at "
+        "once, at no rate",
+    )  # fmt: skip
 
 
 def _number(word: object) -> object:

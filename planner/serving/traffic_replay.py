@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -112,12 +112,11 @@ def replay(
     load = np.zeros(len(servers))
     queues: list[list[int]] = [[] for _ in servers]
     for index, request in enumerate(requests):
-        room = [
-            i for i, server in enumerate(servers) if server.holds(request, f"request {index + 1}")
-        ]
+        where = request.source or f"request {index + 1}"
+        room = [i for i, server in enumerate(servers) if server.holds(request, where)]
         if not room:
             raise SpecError(
-                f"request {index + 1}", got=f"{request.prompt_tokens + request.new_tokens} tokens",
+                where, got=f"{request.prompt_tokens + request.new_tokens} tokens",
                 expected=f"at most the {max(s.cache_tokens for s in servers)} that a cache holds",
             )  # fmt: skip
         k = min(room, key=lambda i: (load[i] + servers[i].work_s(request), i))
@@ -141,7 +140,7 @@ def largest_rate(
     """
     filling = FILLS * sum(batch for _, batch in replicas)
     times = max(1, min(math.ceil(filling / len(requests)), MOST_REQUESTS // len(requests)))
-    waiting = [Request(0.0, r.prompt_tokens, r.new_tokens) for r in requests] * times
+    waiting = [replace(r, arrival_s=0.0) for r in requests] * times
     return len(waiting) / replay(problem, replicas, waiting).timeline.makespan_s
 
 

@@ -18,6 +18,7 @@ from foreplan.datasets.profile import Profile, Row
 from foreplan.datasets.program import Variant, program
 from foreplan.datasets.specs import validate
 from foreplan.datasets.sweeps.operator_table import operator_table, texts, write_operators
+from foreplan.errors import SpecError
 
 ITEM = program("linear", Variant("bf16", "bf16", "torch.linear"), rows=4096, n=4096, k=4096)
 
@@ -38,6 +39,23 @@ def test_a_profiled_gpu_is_predicted_by_its_figures() -> None:
     assert found["predicted"].source == "predicted"
     ideal_s = ITEM.flops / h200.peak_flops["bf16/matrix"]
     assert ideal_s < found["predicted"].mean_s < 10 * ideal_s
+
+
+@pytest.mark.parametrize(("name", "refused"), [("cuda:0", True), ("cpu:threads=1", False)])
+def test_a_cap_above_a_profiled_gpus_memory_is_refused(name: str, refused: bool) -> None:
+    """A processor's memory is its host's: another host of the same profile may have more."""
+    device = device_zoo.device("h200").model_copy(update={"name": name, "memory_bytes": 1 << 30})
+    profile = Profile(device=device, software={}, rows=())
+    entry = {"name": name, "memory_bytes": 2 << 30}
+    cluster = validate(Cluster, {"devices": [entry]}, "cluster")
+    profiles = Profiles({cluster.ranks()[0].label: profile})
+    if refused:
+        with pytest.raises(
+            SpecError, match=r"localhost/cuda:0: memory_bytes: .*at most .*1.00 GiB"
+        ):
+            profiles.completed(cluster)
+    else:
+        assert profiles.completed(cluster) == cluster
 
 
 def test_no_launch_by_the_host_stands_between_programs_that_are_replayed() -> None:

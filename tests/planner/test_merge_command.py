@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foreplan.cli import app
+from foreplan.datasets.cluster import Cluster
 from foreplan.errors import SpecError
 from foreplan.planner.merge_command import merge_files
 
@@ -89,3 +90,26 @@ def test_the_command_says_on_stderr_what_stays_apart(hosts: list[Path]) -> None:
     assert result.exit_code == 0
     assert len(json.loads(result.stdout)["devices"]) == 2
     assert "no link joins a and b" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tiers: 5", "tiers: got 5, expected a list"),
+        ("tiers:", "tiers: got nothing, expected a list"),
+        ("tiers: []", "tiers: got .*expected at least 1 item"),
+        ("tiers: [5]", r"tiers\[0\]: got 5, expected a mapping of fields"),
+    ],
+)
+def test_a_link_file_of_something_else_is_one_line(hosts: list[Path], text: str, told: str) -> None:
+    wrong = hosts[0].parent / "link.yaml"
+    wrong.write_text(text)
+    with pytest.raises(SpecError, match=rf"link\.yaml: {told}"):
+        merge_files([*hosts, wrong], hosts[0].parent / "both.yaml")
+
+
+def test_a_cluster_named_json_is_json(hosts: list[Path]) -> None:
+    output = hosts[0].parent / "both.json"
+    merged, _ = merge_files(hosts, output)
+    assert json.loads(output.read_text())["devices"][1]["host"] == "b"
+    assert Cluster.load(output) == merged

@@ -100,6 +100,15 @@ def test_a_hand_edited_decision_is_refused(plan: Plan, tmp_path: Path, field, va
     assert "\n" not in str(caught.value)
 
 
+def test_what_a_check_refuses_names_the_file(plan: Plan, tmp_path: Path) -> None:
+    document = json.loads(plan.to_json())
+    document["workload"]["batch"] = 17
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecError, match=r"^edited\.json: decision: .*divisors of 17"):
+        load_plan(path)
+
+
 def test_edited_bits_need_their_mean(plan: Plan, tmp_path: Path) -> None:
     document = json.loads(plan.to_json())
     del document["provenance"]["planned_for"]

@@ -160,6 +160,15 @@ def test_a_host_is_named_well_before_anything_is_measured(
     assert not (tmp_path / "p").exists()
 
 
+def test_a_cap_is_at_most_the_hosts_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(profile_command, "profile_devices", unreached)
+    with pytest.raises(SpecError, match=r"--memory: got '9PiB', expected at most the .*GiB of"):
+        profile_command.profile_host(
+            ["cpu:threads=1"], tmp_path / "p", memory=["9PiB"], console=Console(quiet=True)
+        )
+    assert not (tmp_path / "p").exists()
+
+
 def test_a_link_is_of_two_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(profile_command, "serve_link", unreached)
     with pytest.raises(SpecError, match="another host's name than --host"):

@@ -91,9 +91,17 @@ def profile(
     if serve is not None or link is not None:
         if peer is None:
             raise SpecError("--peer", got=None, expected="the other host's name in the cluster")
+        if names or model or workload or memory or quick or fit or replace or ray:
+            raise SpecError(
+                "--serve" if link is None else "--link",
+                got="devices or options of their measurement with it",
+                expected="--host, --peer and --output: it measures the link alone",
+            )  # fmt: skip
         result = profile_link(
             output, host=host, peer=peer, serve=serve, link=link, console=console()
         )
+    elif peer is not None:
+        raise SpecError("--peer", got=peer, expected="--serve or --link with it")
     elif ray is not None:
         from foreplan.planner.profile_on_ray import profile_on_ray
 

@@ -294,10 +294,12 @@ def simulate_pipeline(
     ],
     stages: Annotated[int, typer.Option(help="Pipeline stages.")],
     microbatches: Annotated[int, typer.Option(help="Micro-batches of a step.")],
-    forward_ms: Annotated[float, typer.Option(help="Forward pass, per chunk.")],
-    backward_input_ms: Annotated[float, typer.Option(help="Backward pass for the input.")],
-    backward_weight_ms: Annotated[float, typer.Option(help="Backward pass for the weights.")],
-    transfer_ms: Annotated[float, typer.Option(help="Sending an activation on.")] = 0.0,
+    forward_ms: Annotated[float, typer.Option(min=0, help="Forward pass, per chunk.")],
+    backward_input_ms: Annotated[float, typer.Option(min=0, help="Backward pass for the input.")],
+    backward_weight_ms: Annotated[
+        float, typer.Option(min=0, help="Backward pass for the weights.")
+    ],
+    transfer_ms: Annotated[float, typer.Option(min=0, help="Sending an activation on.")] = 0.0,
     chunks: Annotated[int, typer.Option(help="Model chunks of a stage (interleaved).")] = 1,
     trace: Annotated[Path | None, typer.Option(help="Chrome trace to write.")] = None,
     as_json: Json = False,

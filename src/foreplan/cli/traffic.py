@@ -84,7 +84,7 @@ def simulate_traffic(
         refuse_unwritable(trace)
     found = run(plan, traffic, rate_per_s=rate, folder=profiles)
     if trace is not None:
-        write_atomically(trace, found.trace)
+        write_atomically(trace, found.trace())
     if as_json:
         print_json(found.document())
         return

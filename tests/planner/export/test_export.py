@@ -28,7 +28,7 @@ def plan() -> Plan:
     return foreplan.plan(
         "serving",
         "llama-3.2-1b",
-        "a100-80g,2xt4",
+        "a100-80g,2xl4",
         WORKLOAD | {"bits": (16, 8, 4)},
         costs="roofline",
     )
@@ -135,14 +135,39 @@ def test_vllm_is_told_stages_and_bits(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["vllm", "sglang"])
 def test_a_gpu_without_bf16_is_given_fp16(plan: Plan, target: str) -> None:
-    """A T4 has no bf16, a P4 no arithmetic of 16 bits at all; an A100, of the first plan, has."""
-    pascal = plan.model_copy(update={"cluster": parse_devices("a100-80g,p4")})
-    for made, sizes, told in ((plan, [16], False), (plan, [10, 6], True), (pascal, [10, 6], True)):
+    """A T4 has no bf16; an A100, of the first plan, has."""
+    turing = plan.model_copy(update={"cluster": parse_devices("a100-80g,t4")})
+    for made, sizes, told in ((turing, [16], False), (turing, [10, 6], True)):
         written = exporter(target).write(with_layers(made, sizes, [16] * 16))
         assert ("--dtype float16" in written.files["launch.sh"]) == told
 
 
-def test_plans_say_what_bf16_means_where_there_is_none(plan: Plan) -> None:
+@pytest.mark.parametrize(
+    ("target", "device", "told"),
+    [
+        ("vllm", "p4", r"p4 \(compute capability 6.1\)"),
+        ("sglang", "v100-32g", r"v100_sxm2_32gb \(compute capability 7.0\)"),
+        ("tensorrt-llm", "t4", r"t4 \(compute capability 7.5\).*8.0 or later"),
+        ("tensorrt-llm", "mi210", r"mi210 \(AMD's gfx90a\).*export to llama.cpp or torchrun"),
+    ],
+)
+def test_gpus_that_a_server_does_not_run_on_are_refused(
+    plan: Plan, target: str, device: str, told: str
+) -> None:
+    mixed = plan.model_copy(update={"cluster": parse_devices(f"a100-80g,{device}")})
+    with pytest.raises(SpecError, match=rf"decision\.stages\[1\]\.device: .*{told}"):
+        exporter(target).write(with_layers(mixed, [10, 6], [16] * 16))
+    exporter(target).write(with_layers(mixed, [16], [16] * 16))  # of a device left idle
+
+
+def test_servers_of_amds_gpus_are_written(plan: Plan) -> None:
+    amd = plan.model_copy(update={"cluster": parse_devices("2xmi210")})
+    written = exporter("vllm").write(with_layers(amd, [10, 6], [16] * 16))
+    assert "VLLM_PP_LAYER_PARTITION=10,6" in written.files["launch.sh"]
+
+
+def test_plans_say_what_bf16_means_where_there_is_none() -> None:
+    plan = foreplan.plan("serving", "llama-3.2-1b", "a100-80g,2xt4", WORKLOAD, costs="roofline")
     (note,) = (text for text in plan.assumptions if text.startswith("no bf16"))
     assert "on t4:" in note
     assert "priced as fp16" in note

@@ -18,7 +18,7 @@ WORKLOAD = {
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return foreplan.plan("serving", "llama-3.2-1b", "4xt4", WORKLOAD, costs="roofline")
+    return foreplan.plan("serving", "llama-3.2-1b", "4xl4", WORKLOAD, costs="roofline")
 
 
 @pytest.mark.parametrize(

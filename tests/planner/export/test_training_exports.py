@@ -72,7 +72,7 @@ def test_the_order_is_one_that_torch_takes(plan: Plan, tmp_path: Path) -> None:
 
 def test_what_a_target_cannot_say_is_refused(tmp_path: Path) -> None:
     serving = foreplan.plan(
-        "serving", "llama-3.2-1b", "a100-80g,2xt4",
+        "serving", "llama-3.2-1b", "a100-80g,2xl4",
         {"batch": 8, "prompt_tokens": 128, "new_tokens": 16}, costs="roofline",
     )  # fmt: skip
     for target in ("torchtitan", "megatron"):

@@ -1,6 +1,7 @@
 """Traffic: what is drawn and read, and that a replay serves every request once within its cache."""
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -185,6 +186,8 @@ def test_requests_that_launch_files_refuse_are_counted(tmp_path):
     assert "saturates at" in said
     assert "…" not in said  # no name is cut off
     assert found.document()["longer_than_planned"] == 1
+    events = json.loads(found.trace())["traceEvents"]
+    assert any("prefill" in event["name"] for event in events)
 
 
 def test_profiles_are_found_from_the_plan_wherever_the_command_runs(tmp_path, monkeypatch):
@@ -202,7 +205,7 @@ def test_profiles_are_found_from_the_plan_wherever_the_command_runs(tmp_path, mo
     # A plan that left its profiles behind.
     alone = shutil.copy(made / "plan.json", tmp_path)
     monkeypatch.chdir(made)
-    with pytest.raises(SpecError, match=r"profiles/cpu.*No such file"):
+    with pytest.raises(SpecError, match=r"profiles/cpu.*No such file.*--profiles DIR"):
         simulate_traffic(Path(alone), tmp_path / "t.csv")
     moved = simulate_traffic(Path(alone), tmp_path / "t.csv", folder=made)
     assert first.document() == moved.document()
@@ -243,3 +246,41 @@ def test_traces_are_read_with_either_names(tmp_path):
     fields = {"requests": 1, "rate_per_s": 1, "prompt_tokens": {}, "new_tokens": 1}
     with pytest.raises(SpecError):
         validate(Traffic, fields, "t")
+
+
+def test_a_wrong_row_is_named_by_its_line(tmp_path):
+    path, head = tmp_path / "trace.csv", "arrived_at_s,prompt_tokens,new_tokens\n"
+    for text, told in (
+        (head + "\n1,8,8\n\n2,x,8\n", "trace.csv: line 5: prompt_tokens: got 'x'"),
+        (head + "1,8,8\n2,8,8,9\n", "trace.csv: line 3: got '4 cells', expected the header's 3"),
+        (head + "1,8\n", "trace.csv: line 2: new_tokens: got nothing"),
+        ("arrived_at," + head + "1,2,8,8\n", "trace.csv: header: .*each once"),
+    ):
+        path.write_text(text)
+        with pytest.raises(SpecError, match=told):
+            load_traffic(path)
+
+
+def test_a_request_that_is_too_long_is_named_by_its_line_not_its_turn(tmp_path, make_problem):
+    problem, replicas = problem_and_replicas(make_problem)
+    longest = problem.model.max_sequence
+    path = tmp_path / "trace.csv"
+    path.write_text(f"arrived_at_s,prompt_tokens,new_tokens\n5,{longest},8\n1,8,8\n")
+    with pytest.raises(SpecError, match=r"^trace\.csv: line 2: got"):
+        largest_rate(problem, replicas, load_traffic(path))
+    path = tmp_path / "drawn.yaml"
+    path.write_text(f"requests: 2\nrate_per_s: 1\nprompt_tokens: {longest}\nnew_tokens: 8\n")
+    with pytest.raises(SpecError, match=r"^drawn\.yaml: got"):
+        largest_rate(problem, replicas, load_traffic(path))
+
+
+def test_a_rate_of_requests_that_come_at_once_is_refused(tmp_path):
+    drawn, trace = tmp_path / "t.yaml", tmp_path / "t.csv"
+    drawn.write_text(
+        "requests: 3\nrate_per_s: 1\narrivals: together\nprompt_tokens: 8\nnew_tokens: 8\n"
+    )
+    trace.write_text("arrived_at_s,prompt_tokens,new_tokens\n3,8,8\n3,8,8\n")
+    for path in (drawn, trace):
+        assert {request.arrival_s for request in load_traffic(path)} == {0.0}
+        with pytest.raises(SpecError, match=r"--rate: got 4, expected .*one after another"):
+            load_traffic(path, rate_per_s=4)
