@@ -7,6 +7,10 @@ import numpy as np
 from foreplan.solvers._chain_box import Multipliers, Price
 from foreplan.solvers._linear import least
 
+_NONE = 1e-2
+"""Share of what would lift the bound by a twentieth below which a coordinate is none yet: steps
+that are factors of it would leave it there."""
+
 
 def next_multipliers(
     prices: list[Price], centre: Price, active: list[int], spread: float
@@ -31,7 +35,8 @@ def next_multipliers(
     # In units of its largest value, or of what would lift the bound by a twentieth, every
     # coordinate is about 1.
     lift = 0.05 * abs(centre.bound) / np.maximum(np.abs(slopes).max(axis=0), 1e-300)
-    unit = np.where(at.max(axis=0) > 0, at.max(axis=0), np.minimum(lift, top))
+    lift, most = np.minimum(lift, top), at.max(axis=0)
+    unit = np.where(most > _NONE * lift, most, lift)
     low, high = x / spread, np.maximum(x * spread, unit * (spread - 1))
     low[x < 1e-3 * unit] = 0.0
     high = np.minimum(high, top)

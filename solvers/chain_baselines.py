@@ -286,7 +286,7 @@ def _cheapest(
         return _cheapest_in_order(order, stage, hop, back)
     counts = np.minimum(problem.counts, problem.n_layers)
     by_first = bool(np.any(back != back[:, :1]))
-    cost, path = cheapest_path(stage, hop, back, by_first, counts)
+    cost, path, _ = cheapest_path(stage, hop, back, by_first, counts)
     if cost == math.inf or (np.bincount(path[:, 0], minlength=problem.n_types) > counts).any():
         return None
     return [(k, a, b) for k, a, b in path.tolist()]
