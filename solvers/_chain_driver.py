@@ -106,7 +106,7 @@ def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Bo
         As `run_search`.
     """
     model = search.model
-    reach, asked, improved = _REACH, False, math.inf
+    reach, asked, improved, in_steps = _REACH, False, math.inf, False
     while frontier and search.evaluations < search.max_evaluations:
         frontier = search.coarsen(bounds, frontier, reach, _COARSE)
         if search.evaluations >= search.max_evaluations:
@@ -132,7 +132,7 @@ def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Bo
             if best.bound >= search.stop:
                 break
             target = min(target, search.stop)
-        long = _LONG < ahead < math.inf
+        long = _LONG < ahead < math.inf and not in_steps
         for within, most in ((search.stop, _SMALL), (target, _LARGE))[not long :]:
             alive = [box for box in frontier if box.bound < within]
             keep = filter_stages(search, bounds, alive, best.multipliers, within)
@@ -141,6 +141,7 @@ def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Bo
             if table is not None:
                 target = within
                 break
+            in_steps = True  # asked once: later more is left, or as much
         if table is None:
             return settle_boxes(search, bounds, frontier)
         pricing = TablePricing(table)
@@ -150,7 +151,10 @@ def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Bo
         for box in alive:
             box.bound = max(box.bound, proven)
         if proven < min(target, search.stop):
-            break
+            if not long:
+                break
+            in_steps = True  # the one table was too hard: what steps leave of it may not be
+            continue
         frontier = [box for box in frontier if box.bound < math.inf]
         reach *= 4
     return frontier
