@@ -114,6 +114,7 @@ class Price:
         hop: ``[K, K]`` scalarised hops.
         back: ``[K, K]`` scalarised return hops.
         constant: seconds that turn scalarised costs into bounds.
+        needed: devices that had to be counted for it.
         node: scalarised completion costs, once `Search.completions` was asked for them.
         counted: devices that these count.
     """
@@ -127,6 +128,7 @@ class Price:
     hop: FloatArray
     back: FloatArray
     constant: float
+    needed: CountedDevices
     node: FloatArray | None = None
     counted: CountedDevices | None = None
 

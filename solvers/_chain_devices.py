@@ -50,6 +50,15 @@ class CountedDevices:
         worst = int(np.argmax(np.where(used > counts, used / (counts + 1), 0.0)))
         return worst if used[worst] > counts[worst] else None
 
+    def missing(self, other: CountedDevices) -> int | None:
+        """The first type that is counted there and not here."""
+        types = (
+            k
+            for k, both in enumerate(zip(self.which, other.which, strict=True))
+            if both == (False, True)
+        )
+        return next(types, None)
+
     def counting(self, k: int, most: float = math.inf) -> CountedDevices | None:
         """The same with one more type; ``None`` if that makes more vectors than ``most``."""
         if len(self.used) * (self.counts[k] + 1) > most:

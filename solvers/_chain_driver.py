@@ -41,6 +41,9 @@ _NEAR = 2
 """Layers by which these may start or end elsewhere."""
 _FAR = 0.05
 """Relative distance of incumbent and bound from which that is worth it."""
+_LONG = 0.1
+"""The same from which one small table of all that is left is built at once: the way in steps is
+long, and proves boxes again and again."""
 _IMPROVEMENTS = 4
 """Times that the neighbourhood moves on with the incumbent."""
 _LABELS_EACH = 1_000
@@ -103,7 +106,7 @@ def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Bo
         As `run_search`.
     """
     model = search.model
-    reach, asked, improved = _REACH, False, math.inf
+    reach, asked, improved, in_steps = _REACH, False, math.inf, False
     while frontier and search.evaluations < search.max_evaluations:
         frontier = search.coarsen(bounds, frontier, reach, _COARSE)
         if search.evaluations >= search.max_evaluations:
@@ -121,17 +124,24 @@ def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Bo
         target = min(search.stop, best.bound + step)
         if target > model.ceiling_s:
             target = math.inf
-        far = search.stop - best.bound > _FAR * abs(best.bound)
+        ahead = (search.stop - best.bound) / max(abs(best.bound), 1e-300)
+        far = ahead > _FAR
         if far and target < search.stop and search.objective < improved:
             improve(search, bounds, best.multipliers)
             improved = search.objective
             if best.bound >= search.stop:
                 break
             target = min(target, search.stop)
-        alive = [box for box in frontier if box.bound < target]
-        keep = filter_stages(search, bounds, alive, best.multipliers, target)
-        table = build_table(model, keep, _LARGE)
-        search.evaluations += (_LARGE if table is None else len(table.parent)) // _LABELS_EACH
+        long = _LONG < ahead < math.inf and not in_steps
+        for within, most in ((search.stop, _SMALL), (target, _LARGE))[not long :]:
+            alive = [box for box in frontier if box.bound < within]
+            keep = filter_stages(search, bounds, alive, best.multipliers, within)
+            table = build_table(model, keep, most)
+            search.evaluations += (most if table is None else len(table.parent)) // _LABELS_EACH
+            if table is not None:
+                target = within
+                break
+            in_steps = True  # asked once: later more is left, or as much
         if table is None:
             return settle_boxes(search, bounds, frontier)
         pricing = TablePricing(table)
@@ -141,7 +151,10 @@ def refine(search: Search, bounds: BoundPricing, frontier: list[Box]) -> list[Bo
         for box in alive:
             box.bound = max(box.bound, proven)
         if proven < min(target, search.stop):
-            break
+            if not long:
+                break
+            in_steps = True  # the one table was too hard: what steps leave of it may not be
+            continue
         frontier = [box for box in frontier if box.bound < math.inf]
         reach *= 4
     return frontier

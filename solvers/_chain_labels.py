@@ -41,6 +41,8 @@ def best_chain(
     stride: Any,
     counts: Any,
     node: Any,
+    further: Any,
+    prices: Any,
     low: Any,
     high: Any,
     law: Any,
@@ -68,6 +70,8 @@ def best_chain(
         stride: of the used vectors.
         counts: devices a type.
         node: scalarised completion costs from ``completion_costs``.
+        further: ``[G, ...]`` the same under other multipliers.
+        prices: ``[G, 4]`` these multipliers, and their constant in the place of ``constant``.
         low: ``[2]`` least max P and max D of the box.
         high: ``[2]`` their largest values.
         law: ``(Mp - 1, n - 1, m, theta)``.
@@ -191,6 +195,14 @@ def best_chain(
                                         if value >= best:
                                             continue
                                         best, best_label = value, size
+                                    elif _beyond(
+                                        new_p, new_d, new_o, new_c,
+                                        max(new_p_max - low[0], 0.0),
+                                        m * max(new_d_max - low[1], 0.0),
+                                        p_rounds, d_rounds, theta, prices, further, f, v, j, b,
+                                        best,
+                                    ):  # fmt: skip
+                                        continue
                                     if size >= max_labels:
                                         return target, came[:0], size, True
                                     if size == capacity:
@@ -228,6 +240,35 @@ def best_chain(
         chain[n_stages, 3] = came[label, 1]
         label = came[label, 0]
     return best, chain, size, False
+
+
+@compiled
+def _beyond(
+    p: float,
+    d: float,
+    o: float,
+    c: float,
+    p_more: float,
+    d_more: float,
+    p_rounds: float,
+    d_rounds: float,
+    theta: float,
+    prices: Any,
+    further: Any,
+    f: int,
+    v: int,
+    j: int,
+    b: int,
+    best: float,
+) -> bool:
+    """Whether some other multipliers show that no completion of a chain is better."""
+    for g in range(len(prices)):
+        lam = prices[g, 0]
+        bound = p + p_rounds * p_more + d_rounds * (lam * d + (1.0 - lam) * d_more)
+        bound += (theta + prices[g, 1]) * o + prices[g, 2] * c
+        if bound + further[g, f, v, j, b] + prices[g, 3] >= best:
+            return True
+    return False
 
 
 @compiled

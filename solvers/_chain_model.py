@@ -15,7 +15,7 @@ from foreplan.solvers._chain_devices import CountedDevices, counted_devices, vec
 from foreplan.solvers._stage_modes import StageModes, modes_of
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 
-_ALL_COUNTED = 4_000_000
+ALL_COUNTED = 4_000_000
 """Nodes up to which tables of completions count all devices from the start."""
 MOST_COUNTED = 40_000_000
 """Nodes up to which they count those of which chains use too many (8 bytes each, a few copies)."""
@@ -88,7 +88,7 @@ def model_of(problem: ChainProblem) -> ChainModel:
     return ChainModel(
         problem=problem,
         counts=counts,
-        devices=counted_devices(counts, every=vectors(counts) * nodes <= _ALL_COUNTED),
+        devices=counted_devices(counts, every=vectors(counts) * nodes <= ALL_COUNTED),
         nodes=nodes,
         prefill_rounds=problem.prefill_microbatches - 1,
         decode_rounds=decode_rounds,

@@ -7,6 +7,14 @@ import numpy as np
 from foreplan.solvers._chain_box import Multipliers, Price
 from foreplan.solvers._linear import least
 
+_NONE = 1e-2
+"""Share of what would lift the bound by a twentieth below which a coordinate is none yet: steps
+that are factors of it would leave it there."""
+_WIDE = 30.0
+"""Factor beyond which such coordinates grow anew: before that, nearby, they are left, as one that
+has just been found to be small is no mistake (with the first step already, a plan of 96 devices
+stopped 1.4 % from its bound)."""
+
 
 def next_multipliers(
     prices: list[Price], centre: Price, active: list[int], spread: float
@@ -31,7 +39,8 @@ def next_multipliers(
     # In units of its largest value, or of what would lift the bound by a twentieth, every
     # coordinate is about 1.
     lift = 0.05 * abs(centre.bound) / np.maximum(np.abs(slopes).max(axis=0), 1e-300)
-    unit = np.where(at.max(axis=0) > 0, at.max(axis=0), np.minimum(lift, top))
+    lift, most = np.minimum(lift, top), at.max(axis=0)
+    unit = np.where(most > (_NONE if spread > _WIDE else 0.0) * lift, most, lift)
     low, high = x / spread, np.maximum(x * spread, unit * (spread - 1))
     low[x < 1e-3 * unit] = 0.0
     high = np.minimum(high, top)

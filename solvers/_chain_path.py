@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from foreplan._compiled import compiled
-from foreplan.solvers._chain_devices import counted_devices
+from foreplan.solvers._chain_devices import CountedDevices, counted_devices
 from foreplan.solvers.chain_problem import FloatArray, IntArray
 
 MOST_NODES = 10_000_000
@@ -146,7 +146,7 @@ def completion_costs(
 
 def cheapest_path(
     arc: FloatArray, hop: FloatArray, back: FloatArray, by_first: bool, counts: IntArray
-) -> tuple[float, IntArray]:
+) -> tuple[float, IntArray, CountedDevices]:
     """One cheapest chain; of equals that of the first first type, then of the earliest ends.
 
     Devices are counted of no more types than it takes for the cheapest chain to keep to the counts:
@@ -161,9 +161,9 @@ def cheapest_path(
         counts: devices a type.
 
     Returns:
-        Its cost (``inf`` if there is none) and rows ``[S, 3]`` of (type, start, end). Where even
-        that takes more than `MOST_NODES`: a bound on its cost, and a cheap chain, which may use too
-        many devices of a type.
+        Its cost (``inf`` if there is none), rows ``[S, 3]`` of (type, start, end), and the devices
+        that had to be counted. Where even that takes more than `MOST_NODES`: a bound on its cost,
+        and a cheap chain, which may use too many devices of a type.
     """
     devices = counted_devices(counts, every=False)
     most = MOST_NODES / (arc.shape[0] * (arc.shape[1] + 1))
@@ -171,10 +171,11 @@ def cheapest_path(
         cost, path = _cheapest(arc, hop, back, by_first, devices.used, devices.stride, counts)
         lacking = devices.lacking(path[:, 0])
         if lacking is None:
-            return float(cost), path
+            return float(cost), path, devices
         more = devices.counting(lacking, most)
         if more is None:
-            return _priced(arc, hop, back, by_first, counts, (float(cost), path))
+            known = (float(cost), path)
+            return (*_priced(arc, hop, back, by_first, counts, known), devices)
         devices = more
 
 

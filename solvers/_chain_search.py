@@ -182,13 +182,10 @@ class Search:
         self.evaluations += 1
         weights = self.weights(multipliers)
         arc_cost = pricing.costs(box, weights)
-        hop_p, hop_d, back = self.hops(box)
-        with np.errstate(invalid="ignore"):
-            hop = np.where(np.isfinite(hop_p + hop_d), hop_p + weights[1] * hop_d, math.inf)
-            back = np.where(np.isfinite(back), weights[1] * back, math.inf)
+        hop, back = self.scalarised(box, float(weights[1]))
         # Bounds that are not those of the path's own multipliers make tangents that mislead.
         for _ in range(_LIFTS if self.has_budgets else 1):
-            total, path = cheapest_path(arc_cost, hop, back, model.by_first, model.counts)
+            total, path, needed = cheapest_path(arc_cost, hop, back, model.by_first, model.counts)
             rows = pricing.rows(path)
             if pricing.lift <= _LIFT * abs(total):
                 break
@@ -203,6 +200,7 @@ class Search:
             hop=hop,
             back=back,
             constant=constant,
+            needed=needed,
         )
         if total == math.inf:
             return price
@@ -263,6 +261,15 @@ class Search:
             )
         )
         return hop_p, hop_d, back
+
+    def scalarised(self, box: Box, weight: float) -> tuple[FloatArray, FloatArray]:
+        """Costs of hops and of return hops under a weight of decode time."""
+        hop_p, hop_d, back = self.hops(box)
+        with np.errstate(invalid="ignore"):
+            return (
+                np.where(np.isfinite(hop_p + hop_d), hop_p + weight * hop_d, math.inf),
+                np.where(np.isfinite(back), weight * back, math.inf),
+            )
 
     def accept(self, stages: tuple[ChainStage, ...]) -> None:
         """Keep a chain if the evaluator agrees that it is the best so far."""

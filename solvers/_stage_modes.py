@@ -73,9 +73,11 @@ def modes_of(problem: ChainProblem, *, every: bool = False) -> StageModes:
 def stage_sums(layers: FloatArray) -> FloatArray:
     """``[..., L, L+1]`` sums over layers ``[a, b)`` of ``[..., L]``; ``inf`` if ``b <= a``."""
     n_layers = layers.shape[-1]
+    inside = np.triu(np.ones((n_layers, n_layers), dtype=np.bool_))
     sums = np.full((*layers.shape, n_layers + 1), np.inf)
-    for a in range(n_layers):
-        sums[..., a, a + 1 :] = np.cumsum(layers[..., a:], axis=-1)
+    # Zeros before a stage's first layer change no sum, so that every row has the same length.
+    added = np.cumsum(np.where(inside, layers[..., None, :], 0.0), axis=-1)
+    np.copyto(sums[..., 1:], added, where=inside)
     return sums
 
 

@@ -7,7 +7,6 @@ feasible assignment, and may choose the device order unless one is given; all ar
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,18 +16,14 @@ import numpy as np
 from foreplan.errors import SpecError
 from foreplan.solvers._chain_path import cheapest_path
 from foreplan.solvers._stage_modes import modes_of, stage_sums
-from foreplan.solvers.chain_problem import ChainProblem, FloatArray
-from foreplan.solvers.chain_score import (
-    ChainAssignment,
-    ChainStage,
-    evaluate,
-    make_stage,
-    score_stages,
-)
+from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
+from foreplan.solvers.chain_score import ChainAssignment, evaluate, make_stage
 
 MAX_ORDERS = 2_000
 """Distinct device orders beyond which only orders with same-type devices adjacent are tried, and of
 those, where they are more, so many: by speed, by memory, their reverses and drawn ones."""
+_ROUNDING = 1e-12
+"""Relative, of sums over stages in another order of terms."""
 
 Order = tuple[int, ...]
 """Type of each device along the chain."""
@@ -52,10 +47,11 @@ def even_split(
     Raises:
         SpecError: an order that uses devices that are not there, or no variants.
     """
-    n_layers = problem.n_layers
 
-    def sizes(order: Order) -> list[int]:
-        return [(n_layers + len(order) - 1 - j) // len(order) for j in range(len(order))]
+    def sizes(orders: IntArray) -> IntArray:
+        n = orders.shape[1]
+        each: IntArray = (problem.n_layers + n - 1 - np.arange(n)) // n
+        return np.broadcast_to(each, orders.shape)
 
     return _best_split(problem, variants, order, sizes)
 
@@ -68,15 +64,19 @@ def memory_proportional_split(
     Arguments, answer and errors are those of `even_split`.
     """
 
-    def sizes(order: Order) -> list[int]:
-        capacity = np.minimum(problem.capacity_bytes[list(order)], 1e300)
-        share = capacity / max(float(capacity.max()), 1e-300)
-        exact = (problem.n_layers - len(order)) * share / max(float(share.sum()), 1e-300)
-        whole = np.floor(exact).astype(int)
-        missing = problem.n_layers - len(order) - int(whole.sum())
-        for j in np.argsort(whole - exact, kind="stable")[:missing]:
-            whole[j] += 1
-        return [int(n) + 1 for n in whole]
+    def sizes(orders: IntArray) -> IntArray:
+        capacity = np.minimum(problem.capacity_bytes[orders], 1e300)
+        share = capacity / np.maximum(capacity.max(axis=1, keepdims=True), 1e-300)
+        spare = problem.n_layers - orders.shape[1]
+        exact = spare * share / np.maximum(share.sum(axis=1, keepdims=True), 1e-300)
+        whole = np.floor(exact).astype(np.int64)
+        missing = spare - whole.sum(axis=1, keepdims=True)
+        by_remainder = np.argsort(whole - exact, axis=1, kind="stable")
+        more = np.arange(orders.shape[1]) < missing
+        given = np.zeros_like(whole)
+        np.put_along_axis(given, by_remainder, more.astype(np.int64), axis=1)
+        layers: IntArray = whole + given + 1
+        return layers
 
     return _best_split(problem, variants, order, sizes)
 
@@ -133,20 +133,24 @@ def _assignment(
     )
 
 
-def _orders(problem: ChainProblem) -> Iterator[Order]:
-    """Distinct orders of all devices, or of the types if there are too many."""
+def _orders(problem: ChainProblem) -> IntArray:
+    """``[N, devices]`` distinct orders of all devices, or of the types if there are too many."""
     counts = [int(c) for c in problem.counts]
     n = sum(counts)
     if n == 0:
-        return
+        return np.empty((0, 0), dtype=np.int64)
     distinct = math.factorial(n) // math.prod(math.factorial(c) for c in counts)
-    if distinct > MAX_ORDERS:
-        for types in _type_orders(problem):
-            yield tuple(k for k in types for _ in range(counts[k]))
-        return
+    if distinct <= MAX_ORDERS:
+        return np.array(list(_device_orders(counts)), dtype=np.int64)
+    types = np.array(list(_type_orders(problem)), dtype=np.int64)
+    return np.repeat(types.ravel(), problem.counts[types].ravel()).reshape(len(types), n)
 
-    order = [k for k in range(problem.n_types) for _ in range(counts[k])]
-    while True:  # next in lexicographic order
+
+def _device_orders(counts: Sequence[int]) -> Iterator[Order]:
+    """All distinct orders of the devices, in lexicographic order."""
+    order = [k for k, count in enumerate(counts) for _ in range(count)]
+    n = len(order)
+    while True:
         yield tuple(order)
         rise = next((j for j in range(n - 2, -1, -1) if order[j] < order[j + 1]), None)
         if rise is None:
@@ -177,41 +181,68 @@ def _best_split(
     problem: ChainProblem,
     variants: Sequence[int],
     order: Sequence[int] | None,
-    sizes: Callable[[Order], list[int]],
+    sizes: Callable[[IntArray], IntArray],
 ) -> ChainAssignment | None:
     """Best order for stage sizes that follow from it, at the first variant that fits."""
-    orders = list(_orders(problem)) if order is None else [_checked(problem, order)]
-    # Orders of more devices than layers share their beginnings.
-    orders = list(dict.fromkeys(candidate[: problem.n_layers] for candidate in orders))
-    for variant in _variants(problem, variants):
-
-        @functools.cache  # orders share stages
-        def stage(k: int, a: int, b: int, variant: int = variant) -> ChainStage:
-            return make_stage(problem, k, a, b, [variant] * (b - a))
-
+    orders = _orders(problem) if order is None else np.array([_checked(problem, order)])
+    if orders.shape[1] > problem.n_layers:  # which share their beginnings
+        beginnings = orders[:, : problem.n_layers]
+        _, firsts = np.unique(beginnings, axis=0, return_index=True)
+        orders = beginnings[np.sort(firsts)]
+    known = _variants(problem, variants)
+    if not len(orders):
+        return None
+    each = sizes(orders)
+    for variant in known:
+        latency = _latencies(problem, variant, orders, each)
+        # Sums of another order of terms: what may be the least is scored as every chain is.
+        near = np.flatnonzero(latency <= latency.min() * (1 + _ROUNDING))
         best, best_objective = None, math.inf
-        for used in orders:
-            ends = np.cumsum(sizes(used)).tolist()
-            cuts = zip(used, [0, *ends[:-1]], ends, strict=True)
-            stages = tuple(stage(k, a, b) for k, a, b in cuts)
-            score = score_stages(problem, stages)
+        for row in near[np.isfinite(latency[near])].tolist():
+            ends = np.cumsum(each[row]).tolist()
+            cuts = zip(orders[row].tolist(), [0, *ends[:-1]], ends, strict=True)
+            assignment = _assignment(problem, list(cuts), variant)
+            score = evaluate(problem, assignment)
             if score.feasible and score.objective < best_objective:
-                best, best_objective = ChainAssignment(stages), score.objective
+                best, best_objective = assignment, score.objective
         if best is not None:
             return best
     return None
 
 
+def _latencies(
+    problem: ChainProblem, variant: int, orders: IntArray, sizes: IntArray
+) -> FloatArray:
+    """``[N]`` latency of every order's chain at one variant; ``inf`` where it does not fit.
+
+    Args:
+        problem: the instance.
+        variant: of all layers.
+        orders: ``[N, S]`` types along each chain.
+        sizes: ``[N, S]`` layers of its stages.
+    """
+    ends = np.cumsum(sizes, axis=1)
+    chain, hop = (orders, ends - sizes, ends), (orders[:, :-1], orders[:, 1:])
+    # A single stage has no return hop.
+    back = problem.link_return_decode_s[orders[:, -1:], orders[:, :1]][:, : orders.shape[1] - 1]
+    prefill, decode = _stage_times(problem, variant)
+    once = np.concatenate((prefill[chain], problem.link_prefill_s[hop]), axis=1)
+    each = np.concatenate((decode[chain], problem.link_decode_s[hop], back), axis=1)
+    first, turn = once.sum(axis=1), each.sum(axis=1)
+    possible = np.isfinite(first) & np.isfinite(turn)
+    with np.errstate(invalid="ignore"):  # 0 * inf
+        first += (problem.prefill_microbatches - 1) * once.max(axis=1)
+        turn = np.maximum(turn, problem.decode_microbatches * each.max(axis=1))
+        return np.where(possible, first + (problem.new_tokens - 1) * turn, math.inf)
+
+
 def _stage_times(problem: ChainProblem, variant: int) -> tuple[FloatArray, FloatArray]:
     """Prefill and decode seconds ``[K, L, L+1]`` of every stage at one variant; ``inf`` if not."""
-    n_types, n_layers = problem.n_types, problem.n_layers
     out = []
     available = problem.available[:, :, variant]
     for quantity in ("prefill_s", "decode_s"):
         layers = np.where(available, getattr(problem, quantity)[:, :, variant], math.inf)
-        table = np.full((n_types, n_layers, n_layers + 1), math.inf)
-        for a in range(n_layers):
-            table[:, a, a + 1 :] = np.cumsum(layers[:, a:], axis=1)
+        table = stage_sums(layers)
         table[:, 0] += getattr(problem, f"first_{quantity}")[:, None]
         table[:, :, -1] += getattr(problem, f"last_{quantity}")[:, None]
         out.append(table)
@@ -255,7 +286,7 @@ def _cheapest(
         return _cheapest_in_order(order, stage, hop, back)
     counts = np.minimum(problem.counts, problem.n_layers)
     by_first = bool(np.any(back != back[:, :1]))
-    cost, path = cheapest_path(stage, hop, back, by_first, counts)
+    cost, path, _ = cheapest_path(stage, hop, back, by_first, counts)
     if cost == math.inf or (np.bincount(path[:, 0], minlength=problem.n_types) > counts).any():
         return None
     return [(k, a, b) for k, a, b in path.tolist()]

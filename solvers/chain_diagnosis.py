@@ -171,7 +171,7 @@ def _least_shortage(
     back = np.where(np.isfinite(problem.link_return_decode_s), 0.0, math.inf)
     by_first = bool(np.any(back != back[:, :1]))
     counts = np.minimum(problem.counts, n_layers)
-    short, path = cheapest_path(arc, hop, back, by_first, counts)
+    short, path, _ = cheapest_path(arc, hop, back, by_first, counts)
     if short == math.inf:
         return None
     return short, [(k, a, b) for k, a, b in path.tolist()], need

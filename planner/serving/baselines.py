@@ -11,6 +11,7 @@ group of each type, as large as the model allows: a server's ``tensor_parallel_s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -65,29 +66,30 @@ def _splits(
     """Every baseline, by name."""
     every = list(range(len(chains.bits)))  # from the most bits to the fewest
 
-    def best(split: Split, variants: Sequence[int]) -> ServingDecision | None:
-        """Best micro-batch sizes for a split at the first of ``variants`` that fits in memory."""
-        for variant in variants:
-            found = [
-                answer for sizes in chains.sizes()
-                if (answer := _answer(chains, sizes, split, variant)) is not None
-            ]  # fmt: skip
-            if found:
-                found.sort(key=lambda answer: answer[0])
-                decisions = [decision for _, decision in found[:REPLAYS]]
-                return min(decisions, key=total_s)
-        return None
+    @functools.cache
+    def at(split: Split, variant: int) -> ServingDecision | None:
+        """Best micro-batch sizes for a split at one number of bits."""
+        found = [
+            answer for sizes in chains.sizes()
+            if (answer := _answer(chains, sizes, split, variant)) is not None
+        ]  # fmt: skip
+        found.sort(key=lambda answer: answer[0])
+        return min((decision for _, decision in found[:REPLAYS]), key=total_s, default=None)
+
+    def best(split: Split) -> ServingDecision | None:
+        """The same at the most bits that fit in memory."""
+        return next((made for v in every if (made := at(split, v)) is not None), None)
 
     for name, split in (
         ("even split, most bits", even_split),
         ("memory-proportional split, most bits", memory_proportional_split),
         ("min-max split, most bits", min_max_split),
     ):
-        yield name, best(split, every) or "fits at no number of bits"
+        yield name, best(split) or "fits at no number of bits"
     for name, split in (
         ("even split, fastest bits", even_split), ("min-max split, fastest bits", min_max_split)
     ):  # fmt: skip
-        uniform = [d for v in every if (d := best(split, [v])) is not None]
+        uniform = [d for v in every if (d := at(split, v)) is not None]
         yield name, min(uniform, key=total_s) if uniform else "fits at no number of bits"
 
 

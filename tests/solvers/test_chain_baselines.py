@@ -80,6 +80,20 @@ def test_feasible_and_never_better_than_the_optimum(seed: int, make_problem: Mak
             assert score.objective >= optimum * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("split", [even_split, memory_proportional_split])
+@pytest.mark.parametrize("seed", range(25))
+def test_best_order_is_the_best_of_all(
+    split: Callable[..., ChainAssignment | None], seed: int, make_problem: Make
+) -> None:
+    problem = make_problem(seed, n_types=3, n_layers=3 + seed % 5)
+    free = split(problem, [0])
+    devices = [k for k, count in enumerate(problem.counts) for _ in range(count)]
+    orders = sorted({order[: problem.n_layers] for order in itertools.permutations(devices)})
+    each = [split(problem, [0], order) for order in orders if order]
+    feasible = [(evaluate(problem, a).objective, a) for a in each if a is not None]
+    assert free == (min(feasible, key=lambda pair: pair[0])[1] if feasible else None)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_min_max_is_the_least_over_all_orders(seed: int, make_problem: Make) -> None:
     problem = make_problem(seed, budgets=False)
@@ -107,7 +121,7 @@ def test_orders_are_all_distinct_ones(counts: list[int]) -> None:
     problem = plain(9, counts, [100.0] * len(counts))
     devices = [k for k, count in enumerate(counts) for _ in range(count)]
     wanted = sorted(set(itertools.permutations(devices))) if devices else []
-    assert list(chain_baselines._orders(problem)) == wanted
+    assert [tuple(order) for order in chain_baselines._orders(problem).tolist()] == wanted
 
 
 def test_too_many_orders_keep_types_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +146,7 @@ def test_of_many_kinds_of_device_some_orders_are_compared(
     problem = plain(8, [1, 2, 1, 1, 1], [100.0, 90.0, 80.0, 70.0, 60.0])
     every = even_split(problem, [0])
     monkeypatch.setattr(chain_baselines, "MAX_ORDERS", most)
-    orders = list(chain_baselines._orders(problem))
+    orders = [tuple(order) for order in chain_baselines._orders(problem).tolist()]
     assert len(orders) == len(set(orders)) <= max(most, 6)
     assert all(sorted(order) == [0, 1, 1, 2, 3, 4] for order in orders)
     some = even_split(problem, [0])

@@ -9,12 +9,16 @@ import pytest
 
 from foreplan.errors import SpecError
 from foreplan.solvers import (
+    _chain_course,
     _chain_driver,
     _chain_model,
     _chain_path,
+    _chain_search,
     _chain_view,
     _stage_labels,
 )
+from foreplan.solvers._chain_box import Box, Price, Pricing
+from foreplan.solvers._chain_search import Search
 from foreplan.solvers.chain_partition import ChainProblem, evaluate, solve
 from foreplan.solvers.enumerate import brute_force
 from foreplan.solvers.solution import SolutionStatus
@@ -143,9 +147,40 @@ def test_devices_counted_when_a_chain_uses_too_many(
     block: int, make_problem: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if there were too many devices to count them all from the start.
-    monkeypatch.setattr(_chain_model, "_ALL_COUNTED", 0)
+    monkeypatch.setattr(_chain_model, "ALL_COUNTED", 0)
     for seed in range(2000 + 40 * block, 2040 + 40 * block):
         monkeypatch.setattr(_chain_driver, "_SMALL", -1 if seed % 2 else 25_000)
+        check_against_brute_force(make_problem(seed), gap=0.0)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_devices_counted_when_labels_run_out(
+    block: int, make_problem: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then types are counted that the box's bound has needed, one after the other."""
+    counted = []
+
+    def settled(search: Search, pricing: Pricing, box: Box, price: Price) -> None:
+        box.labels = 3 if box.labels == 10_000 else box.labels
+        _chain_view.settle(search, pricing, box, price)
+        counted.append(box.starved and len(search.devices.used) > 1)
+
+    monkeypatch.setattr(_chain_model, "ALL_COUNTED", 0)
+    monkeypatch.setattr(_chain_search, "settle", settled)
+    for seed in range(5000 + 50 * block, 5050 + 50 * block):
+        monkeypatch.setattr(_chain_driver, "_SMALL", -1 if seed % 2 else 25_000)
+        check_against_brute_force(make_problem(seed, n_layers=5, budgets=True), gap=0.0)
+    assert any(counted)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_one_table_of_all_that_is_left(
+    block: int, make_problem: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_chain_course, "few_stages", lambda _: False)
+    monkeypatch.setattr(_chain_driver, "few_stages", lambda _: False)
+    monkeypatch.setattr(_chain_driver, "_LONG", 0.0)
+    for seed in range(6000 + 20 * block, 6020 + 20 * block):
         check_against_brute_force(make_problem(seed), gap=0.0)
 
 
@@ -153,7 +188,7 @@ def test_devices_counted_when_a_chain_uses_too_many(
 def test_bounds_hold_where_devices_cannot_be_counted(
     block: int, make_problem: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chain_model, "_ALL_COUNTED", 0)
+    monkeypatch.setattr(_chain_model, "ALL_COUNTED", 0)
     monkeypatch.setattr(_chain_view, "MOST_COUNTED", 0)
     monkeypatch.setattr(_chain_path, "MOST_NODES", 0)
     found = 0

@@ -61,7 +61,7 @@ def test_nothing_is_cheaper_than_the_cheapest_path(
     instance: tuple[FloatArray, FloatArray, FloatArray, bool, IntArray],
 ) -> None:
     arc, hop, back, by_first, counts = instance
-    cost, path = cheapest_path(arc, hop, back, by_first, counts)
+    cost, path, _ = cheapest_path(arc, hop, back, by_first, counts)
     chains = {c: cost_of(c, arc, hop, back) for c in every_chain(counts, arc.shape[1])}
     assert cost == min(chains.values(), default=math.inf)
     if cost == math.inf:
@@ -88,7 +88,7 @@ def test_counting_few_types_changes_no_path(
     arc, hop, back, by_first, counts = instance
     if not whole:  # few chains cost the same, and sums round
         arc, hop = arc * math.pi / 7, hop * math.e / 7
-    cost, path = cheapest_path(arc, hop, back, by_first, counts)
+    cost, path, _ = cheapest_path(arc, hop, back, by_first, counts)
     every = counted_devices(counts, every=True)
     same, other = _chain_path._cheapest(arc, hop, back, by_first, every.used, every.stride, counts)
     assert cost == same
@@ -100,10 +100,10 @@ def test_prices_bound_what_cannot_be_counted(
     instance: tuple[FloatArray, FloatArray, FloatArray, bool, IntArray],
 ) -> None:
     arc, hop, back, by_first, counts = instance
-    best, _ = cheapest_path(arc, hop, back, by_first, counts)
+    best, _, _ = cheapest_path(arc, hop, back, by_first, counts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_chain_path, "MOST_NODES", 0)
-        bound, path = cheapest_path(arc, hop, back, by_first, counts)
+        bound, path, _ = cheapest_path(arc, hop, back, by_first, counts)
     assert bound <= best + 1e-9
     if len(path) and (np.bincount(path[:, 0], minlength=len(counts)) <= counts).all():
         chain = tuple(map(tuple, path.tolist()))
