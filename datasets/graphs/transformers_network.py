@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PositiveInt
 
 from foreplan.datasets.graphs.decoder_module import LOCAL_DATA, blank
+from foreplan.datasets.graphs.network_config import LAYER_FIELDS, check_config
 from foreplan.datasets.models._config_fields import UnmodelledError
 from foreplan.datasets.models.families import ARCHITECTURES
 from foreplan.datasets.models.load_model import load_model
-from foreplan.datasets.models.model import MOST_LAYERS, Model
+from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.model_zoo import pretrained_folders, zoo_names
-from foreplan.datasets.models.multimodal import MULTIMODAL
 from foreplan.datasets.models.network_zoo import ZooNetwork, network_aliases, zoo_network
 from foreplan.datasets.quantity import whole_number
 from foreplan.datasets.specs import StrictModel, load_document, nearest
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 _DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
-#: Parts of a multimodal configuration.
-_PARTS = ("text_config", "vision_config", "audio_config")
 #: What only networks have whose layers carry a state from token to token.
 _SCANNED = (
     "state_size", "mamba_d_state", "ssm_state_size", "lru_width", "linear_key_head_dim",
@@ -47,10 +44,6 @@ _ALIKE = ("falcon_mamba", "mamba")
 
 #: Tokens times captured layers of such a network: 1,024 take 17 s on one core.
 _MOST_STEPS = 2048
-
-#: Mixtures whose experts transformers 5 runs in a loop that values decide, and not as grouped
-#: products: no trace says how many tokens an expert gets.
-_LOOPED = ("dbrx", "longcat_flash", "nllb-moe", "switch_transformers")
 
 
 class TransformersNetwork(StrictModel):
@@ -199,14 +192,14 @@ def _captured(
 ) -> TransformersNetwork:
     """The folder's network by its class; ``unless`` is raised where it cannot be built."""
     file, family = folder / "config.json", fields["model_type"]
-    _check(fields, str(file))
+    check_config(fields, str(file))
     try:
         module, config = _build(_configuration(folder), None, str(file))
     except SpecError:
         if unless is None:
             raise
         raise unless from None
-    _check({**config.to_dict(), **fields}, str(file))  # what the file leaves to defaults, too
+    check_config({**config.to_dict(), **fields}, str(file))  # what the file leaves to defaults, too
     return TransformersNetwork(
         name=folder.resolve().name or "model", path=str(folder), family=family,
         dtype=_DTYPES.get(str(config.dtype), "fp32"),  # type: ignore[arg-type]
@@ -275,7 +268,7 @@ def network_module(
     most = next((n for n in (getattr(config, f, None) for f in _POSITIONS) if n and n > 0), tokens)
     if tokens > most and not network.images:
         raise SpecError("sequence length", got=tokens, expected=f"at most {most} positions")
-    built = next((n for n in (getattr(config, f, None) for f in _LAYERS) if n), 1)
+    built = next((n for n in (getattr(config, f, None) for f in LAYER_FIELDS) if n), 1)
     if network.family in _STEPWISE and tokens * built > _MOST_STEPS:
         raise SpecError(
             "sequence length", got=tokens, expected=f"at most {max(_MOST_STEPS // built, 1)} "
@@ -327,33 +320,6 @@ def _pixels(stated: object) -> tuple[int, int] | None:
     except (SpecError, ValueError):  # no number, or not two of them
         return None
     return sides if min(sides) > 0 else None
-
-
-def _check(fields: dict[str, Any], where: str) -> None:
-    if any(fields.get(part) is not None for part in _PARTS):
-        whole = "; 'foreplan plan bubbles' takes it whole, as multimodal"
-        raise SpecError(
-            f"{where}: model_type", got=fields["model_type"], expected="one network",
-            fix="put the text_config or vision_config into a folder of its own"
-            + (whole if fields["model_type"] in MULTIMODAL else ""),
-        )  # fmt: skip
-    if fields.get("quantization_config") is not None:
-        raise SpecError(
-            f"{where}: quantization_config", got="one", expected="unquantised weights",
-            fix="leave it out to price the network in its own dtype",
-        )  # fmt: skip
-    if fields.get("model_type") in _LOOPED:
-        raise SpecError(
-            f"{where}: model_type", got=fields["model_type"],
-            expected="experts that transformers can compute as grouped products",
-            fix="price a dense network of the same layers, each as wide as a token's experts",
-        )  # fmt: skip
-    for field in _LAYERS:
-        count = fields.get(field, 1)
-        if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
-            raise SpecError(
-                f"{where}: {field}", got=count, expected=f"a whole number from 1 to {MOST_LAYERS}"
-            )
 
 
 def _own_configuration(network: TransformersNetwork, layers: int | None = None) -> Any:
