@@ -40,7 +40,8 @@ def next_multipliers(
     # coordinate is about 1.
     lift = 0.05 * abs(centre.bound) / np.maximum(np.abs(slopes).max(axis=0), 1e-300)
     lift, most = np.minimum(lift, top), at.max(axis=0)
-    unit = np.where(most > (_NONE if spread > _WIDE else 0.0) * lift, most, lift)
+    none = np.array([_NONE if c == 0 and spread > _WIDE else 0.0 for c in active])
+    unit = np.where(most > none * lift, most, lift)
     low, high = x / spread, np.maximum(x * spread, unit * (spread - 1))
     low[x < 1e-3 * unit] = 0.0
     high = np.minimum(high, top)

@@ -17,6 +17,7 @@ import highspy
 import numpy as np
 
 from foreplan.planner.base import Problem
+from foreplan.planner.bubbles.device_order import device_orders
 from foreplan.planner.bubbles.ledger import capacity_bytes
 from foreplan.planner.bubbles.memory import GRADIENT_BYTES, half_activation_bytes
 from foreplan.planner.bubbles.spec import BackbonePlan, BubblesWorkload
@@ -29,6 +30,8 @@ from foreplan.planner.precision.spec import PrecisionWorkload
 _TOLERANCE = 1e-9
 #: Bytes that the planner's division of sums may lose to rounding, a rank.
 _ROUNDING = 64
+#: Ranks of a pipeline up to which every order of devices is tried, beyond the planner's own ones.
+_ALL_ORDERS = 5
 
 
 class _Programme:
@@ -219,13 +222,30 @@ def _layouts(problem: Problem[BubblesWorkload]) -> Iterator[tuple[BackbonePlan, 
         step = TrainingStep(problem, plan)
         towers = (step.backbone, *step.encoders)
         count = w.microbatches or (w.global_batch or 0) // (dp * w.microbatch)
-        divides = step.backbone.layers % (pp * chunks) == 0
+        enough = step.backbone.layers >= pp * chunks
         lanes = all(t.heads % tp == 0 and t.kv_heads % tp == 0 and t.ffn % tp == 0 for t in towers)
         interleaves = chunks == 1 or (
             pp > 1 and w.schedule == "interleaved-1f1b" and count % pp == 0
         )
-        if divides and lanes and interleaves:
-            yield plan, count
+        if enough and lanes and interleaves:
+            for order in _orders(problem, plan):
+                yield plan.model_copy(update={"device_order": order}), count
+
+
+def _orders(problem: Problem[BubblesWorkload], plan: BackbonePlan) -> Iterator[tuple[int, ...]]:
+    """Orders of the blocks of devices that a pipeline's ranks take, one of each that are alike."""
+    width, seen = plan.dp * plan.tp, set()
+    ranks = problem.cluster.ranks()
+    blocks = [
+        tuple((str(r.name), r.memory_bytes) for r in ranks[at * width : (at + 1) * width])
+        for at in range(plan.pp)
+    ]
+    many = plan.pp > _ALL_ORDERS
+    every = itertools.permutations(range(plan.pp))
+    for order in device_orders(problem.cluster, plan) if many else every:
+        if (found := tuple(blocks[at] for at in order)) not in seen:
+            seen.add(found)
+            yield tuple(order)
 
 
 def _layout_feasible(problem: Problem[BubblesWorkload], plan: BackbonePlan, count: int) -> bool:
@@ -245,8 +265,8 @@ def _layout_feasible(problem: Problem[BubblesWorkload], plan: BackbonePlan, coun
 
 def _may_share(step: TrainingStep, stages: int, count: int) -> bool:
     pp = step.plan.pp
-    whole = pp % stages == 0 and all(t.layers % stages == 0 for t in step.encoders)
-    return whole and pp // stages <= count
+    enough = pp % stages == 0 and all(t.layers >= stages for t in step.encoders)
+    return enough and pp // stages <= count
 
 
 class _Beside(NamedTuple):
@@ -263,7 +283,8 @@ def _together(step: TrainingStep, stages: int) -> Callable[[int], _Beside | None
     def held(rank: int) -> _Beside:
         pipeline, at = divmod(rank, stages)
         sizes = [
-            _encoder(step, e, range(at * tower.layers // stages, (at + 1) * tower.layers // stages),
+            _encoder(step, e, range(-(-at * tower.layers // stages),
+                                    -(-(at + 1) * tower.layers // stages)),
                      step.plan.pp // stages)
             for e, tower in enumerate(step.encoders)
         ]  # fmt: skip

@@ -42,13 +42,13 @@ WORKLOADS: Mapping[str, dict[str, Any]] = {
 @functools.cache
 def _made(kind: str) -> Plan:
     model = "tiny-llama-random" if kind == "serving" else None
-    return foreplan.plan(kind, model, "2xt4", WORKLOADS[kind], costs="roofline")
+    return foreplan.plan(kind, model, "2xl4", WORKLOADS[kind], costs="roofline")
 
 
 @functools.cache
 def plan_text(kind: str) -> str:
-    """A plan of each kind on two processors, times of the roofline of two T4."""
-    document = json.loads(_made(kind).to_json().replace("localhost/t4#", "localhost/x#"))
+    """A plan of each kind on two processors, times of the roofline of two L4."""
+    document = json.loads(_made(kind).to_json().replace("localhost/l4#", "localhost/x#"))
     del document["provenance"]["planned_for"]  # the tests' own edits are to be read
     labels = ("localhost/cpu:threads=1,isa=avx2", "localhost/cpu:threads=1")
     text = json.dumps(document | {"cluster": _CPU})

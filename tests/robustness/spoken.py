@@ -97,7 +97,7 @@ def _plan(kind: str) -> Plan:
             "backbone": {"layers": 4, "hidden": 128, "heads": 8, "vocab": 256},
             "sequence_length": 64, "microbatches": 2, "plan": {"pp": 2},
         }  # fmt: skip
-    return foreplan.plan(kind, model, "2xt4", workload, costs="roofline")
+    return foreplan.plan(kind, model, "2xl4", workload, costs="roofline")
 
 
 #: Kind of plan and files of each target; `test_readers` sees to it that they are there.

@@ -10,7 +10,7 @@ from tests.robustness.random_plans import CONFIRMED, MAKERS, run
 import foreplan
 from foreplan.errors import InfeasibleError
 
-CASES = {"serving": range(8), "precision": (*range(7), 17), "bubbles": range(12)}
+CASES = {"serving": range(8), "precision": (*range(7), 17), "bubbles": (*range(12), 17)}
 
 
 @pytest.mark.parametrize("kind", sorted(MAKERS))

@@ -27,10 +27,10 @@ from foreplan.testing import ContractError
 TOWER = {"layers": 4, "hidden": 512, "heads": 8}
 PROBLEMS: dict[str, tuple[str | None, str, dict[str, Any]]] = {
     "serving": (
-        "tiny-llama-random", "a100-80g,2xt4", {"batch": 4, "prompt_tokens": 16, "new_tokens": 8},
+        "tiny-llama-random", "a100-80g,2xl4", {"batch": 4, "prompt_tokens": 16, "new_tokens": 8},
     ),
     "replicas": (
-        "tiny-llama-random", "2xt4,a100-80g", {"batch": 4, "prompt_tokens": 16, "new_tokens": 8},
+        "tiny-llama-random", "2xl4,a100-80g", {"batch": 4, "prompt_tokens": 16, "new_tokens": 8},
     ),
     "precision": (None, "v100-32g,t4", {"network": "digits_mlp", "batch": 8}),
     "bubbles": (
@@ -101,7 +101,7 @@ def plans() -> tuple[foreplan.Plan, foreplan.Plan]:
     """Two serving plans whose stages differ."""
     workload = {"batch": 8, "prompt_tokens": 128, "new_tokens": 16}
     made = [
-        foreplan.plan("serving", "llama-3.2-1b", "2xt4", workload | more, costs="roofline")
+        foreplan.plan("serving", "llama-3.2-1b", "2xl4", workload | more, costs="roofline")
         for more in ({"bits": (8,)}, {"bits": (4,)})
     ]
     return made[0], made[1]
