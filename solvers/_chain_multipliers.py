@@ -8,12 +8,13 @@ from foreplan.solvers._chain_box import Multipliers, Price
 from foreplan.solvers._linear import least
 
 _NONE = 1e-2
-"""Share of what would lift the bound by a twentieth below which a coordinate is none yet: steps
-that are factors of it would leave it there."""
+"""Share of what would lift the bound by a twentieth below which lambda is none yet: steps that are
+factors of it would leave it there. Prices of budgets may be as small (measured: with them too, a
+plan under both budgets stopped 0.9 % from its bound)."""
 _WIDE = 30.0
-"""Factor beyond which such coordinates grow anew: before that, nearby, they are left, as one that
-has just been found to be small is no mistake (with the first step already, a plan of 96 devices
-stopped 1.4 % from its bound)."""
+"""Factor beyond which it grows anew: before that, nearby, it is left, as what has just been found to
+be small is no mistake (measured: with the first step already, and prices of budgets too, a plan of
+96 devices stopped 1.4 % from its bound)."""
 
 
 def next_multipliers(
