@@ -12,9 +12,9 @@ _NONE = 1e-2
 factors of it would leave it there. Prices of budgets may be as small (measured: with them too, a
 plan under both budgets stopped 0.9 % from its bound)."""
 _WIDE = 30.0
-"""Factor beyond which it grows anew: before that, nearby, it is left, as what has just been found to
-be small is no mistake (measured: with the first step already, and prices of budgets too, a plan of
-96 devices stopped 1.4 % from its bound)."""
+"""Factor beyond which it grows anew: before that, nearby, it is left, as what has just been found
+to be small is no mistake (measured: with the first step already, and prices of budgets too, a plan
+of 96 devices stopped 1.4 % from its bound)."""
 
 
 def next_multipliers(
