@@ -22,6 +22,7 @@ import numpy.typing as npt
 from foreplan.datasets.dtypes import GROUP_SIZE
 from foreplan.datasets.experts import computed_sizes
 from foreplan.datasets.kernels.registry import kernels_for, writes_weight
+from foreplan.datasets.kernels.token_shapes import attends_at_once, takes_rows, token_sums_bytes
 from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
 from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.linear_shape import LinearShape
@@ -79,6 +80,8 @@ class StageWorkspace:
         self._model, self._workload, self._sizes, self._kind = model, workload, sizes, kind
         self._kernels = kernels or {}
         self._shared, self._compute_capability = degree > 1, compute_capability
+        # Maps of rows are one launch each there, without tensors in between.
+        self._maps_at_once = kind == "cuda" and takes_rows(compute_capability)
         prompt, new = workload.prompt_tokens, workload.new_tokens
         self._kinds = layer_kinds(model, prompt + new)
         self._passes = (
@@ -213,7 +216,10 @@ class StageWorkspace:
             yield "head norms", fused + copied + turned
         if model.position == "rope":
             # The turned halves, two products and their sum (`_rope`); of both at once, or in turn.
-            yield "rotation", fused + (turned + max(4 * q, q + 4 * k) if turned else 4 * (q + k))
+            made = turned + max(4 * q, q + 4 * k) if turned else 4 * (q + k)
+            if self._maps_at_once and model.head_dim % 16 == 0:
+                made = turned + q + k
+            yield "rotation", fused + made
             turned = q + k
         kept = fused + turned
         yield "cache", kept + self._cache_write(now)
@@ -227,7 +233,8 @@ class StageWorkspace:
         wide, inner = 2 * rows * up.n, 2 * rows * down.k
         yield f"{prefix}up", self._entry(rows) + self._linear(now, up, bits)
         # A gated MLP computes the gate's activation and then the product, and its halves are kept.
-        yield f"{prefix}activation", wide + (2 if model.gated else 1) * inner
+        between = model.gated and not (self._maps_at_once and down.k % 8 == 0)
+        yield f"{prefix}activation", wide + (2 if between else 1) * inner
         kept = wide if model.gated else 0
         yield f"{prefix}down", kept + inner + self._linear(now, down, bits)
 
@@ -283,6 +290,11 @@ class StageWorkspace:
     def _attend_by(self, variant: Variant, now: StagePass) -> int:
         """Output and sums of exponentials; keys and values where they are cast or unpacked."""
         model = self._model
+        sizes = (now.batch, model.heads, model.kv_heads, model.head_dim, now.keys)
+        if self._kind == "cuda" and attends_at_once(
+            now.tokens, model.head_dim, variant.compute, self._compute_capability
+        ):
+            return 2 * now.rows * model.heads * model.head_dim + token_sums_bytes(*sizes)
         width = 4 if variant.compute == "fp32" else 2
         queries = now.rows * model.heads * model.head_dim
         each = width * now.batch * now.keys * model.kv_heads * model.head_dim
@@ -296,7 +308,7 @@ class StageWorkspace:
 
     def _cache_write(self, now: StagePass) -> int:
         """New keys are quantised in fp32: themselves and their codes, with a scale a head."""
-        if self._workload.cache_bits == 16:
+        if self._workload.cache_bits == 16 or self._maps_at_once:
             return 0
         return 8 * now.rows * self._model.kv_heads * (self._model.head_dim + 2)
 
