@@ -27,7 +27,8 @@ def script(
     """
     lines = ["#!/usr/bin/env bash", *(f"# {note}" for note in notes), "set -euo pipefail"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    words = [" ".join(map(_quoted, command))]
+    # In the shell's place: what stops the script stops the launcher.
+    words = [" ".join(["exec", *map(_quoted, command)])]
     words += [f"  {name} {_quoted(value)}" for name, value in flags.items()]
     rest = " ".join(['  "$@"', *map(_quoted, last)])
     return "\n".join([*lines, " \\\n".join([*words, rest]), ""])
