@@ -19,6 +19,7 @@ from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.cost_models.replay import predict_latency, replay_book, replay_steps
 from foreplan.cost_models.roofline import RooflineSource, launch_s
 from foreplan.cost_models.sources.composed import ComposedSource
+from foreplan.datasets.device import Device
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import SpecError
@@ -250,6 +251,15 @@ def test_what_is_unknown_is_listed() -> None:
         Of(torch.linalg.svdvals, 8), GPU, inputs=(ROWS,), phase="training", costs="roofline"
     )  # fmt: skip
     assert any("unknown: aten._linalg_svd" in row["operator"] for row in found.unsupported())
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+def test_what_is_unknown_is_priced_by_figures_alone(device: Device) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), Of(torch.linalg.svdvals, 8))
+    found = predict_latency(module, device, inputs=(ROWS,))
+    kinds, sources = found.by("kind"), found.by("source")
+    assert sources["roofline"] == pytest.approx(kinds["unknown"])
+    assert sources["predicted"] == pytest.approx(kinds["linear"])
 
 
 def test_sizes_that_values_decide_are_named_as_the_reason() -> None:
