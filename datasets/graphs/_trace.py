@@ -154,7 +154,7 @@ class TraceReader:
                 raise SpecError(
                     f"module {self.name}" + (f": {path}" if path else ""),
                     got=getattr(node.target, "__name__", str(node.target)),
-                    expected="operators without control flow",
+                    expected="operators, without control flow or transforms (torch.func)",
                 )
             elif _aten_name(node) in IGNORED:
                 self.root[node] = None

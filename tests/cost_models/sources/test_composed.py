@@ -228,6 +228,7 @@ MODULES: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
     "margin": (Of(F.multi_margin_loss, 8), (ROWS[0], torch.zeros(6, dtype=torch.long))),
     "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), (ROWS,)),
     "complex": (Of(lambda x: torch.view_as_real(torch.complex(x, x) ** 2), 8), (ROWS,)),
+    "zeroed": (Of(lambda x: x + torch.ones_like(x).zero_(), 8), (ROWS,)),
     "logcumsumexp": (Of(lambda x: x.logcumsumexp(1), 8), (ROWS,)),
     "unpooled": (
         Of(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), (2, 2)), 8),
@@ -244,6 +245,17 @@ def test_nothing_common_is_unknown(name: str, phase: Any) -> None:
         found = predict_latency(module, device, inputs=given, phase=phase, costs="roofline")
         assert 0 < found.low_s <= found.latency_s <= found.high_s
         assert "unknown" not in found.by("kind")
+
+
+def test_a_square_of_complex_numbers_is_a_product() -> None:
+    numbers = torch.zeros(64, 512, dtype=torch.complex64)
+    square, product, power = (
+        one(steps_of(function, numbers), "elementwise")
+        for function in (lambda z: z**2, lambda z: z * 1.5, lambda z: z**1.7)
+    )
+    assert square.dims == product.dims | {"cols": 1024}
+    assert square.variant.kernel == "torch.pow"
+    assert power.variant.kernel == "torch.pow_of_complex"
 
 
 def test_what_is_unknown_is_listed() -> None:

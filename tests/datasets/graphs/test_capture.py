@@ -267,16 +267,28 @@ class _Conditional(nn.Module):
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
 
+class _ConditionalLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(
+            x.sum() > 0, lambda x: self.linear(x), lambda x: x - 1, (x,)
+        )  # a function
+
+
 @pytest.mark.parametrize(
     ("module", "match"),
     [
+        (_ConditionalLayer(), "; control flow that depends on values of tensors cannot be capt"),
         (_Branches(), "module _Branches: got .* expected a module that torch.export can trace"),
         (_Eigenvalues(), "got 'aten.*eig.* expected an operator whose work is known"),
         (
             _Conditional(),
-            "module _Conditional: got 'cond', expected operators without control flow",
+            "module _Conditional: got 'cond', expected operators, without control flow",
         ),
-        (_Derivative(), "module _Derivative: got '_unwrap_for_grad', expected operators without"),
+        (_Derivative(), "module _Derivative: got '_unwrap_for_grad', expected operators, without"),
     ],
 )
 def test_what_cannot_be_captured_is_one_line(module: nn.Module, match: str) -> None:
