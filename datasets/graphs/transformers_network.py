@@ -196,7 +196,7 @@ def _captured(
     """The folder's network by its class; ``unless`` is raised where it cannot be built."""
     file, family = folder / "config.json", fields["model_type"]
     check_config(fields, str(file))
-    own = {"name": folder.resolve().name or "model", "path": str(folder)}
+    own: dict[str, Any] = {"name": folder.resolve().name or "model", "path": str(folder)}
     kept = KeptDocument(_SCHEMA, fields)
     found = kept.read(lambda document: TransformersNetwork.model_validate({**document, **own}))
     if found is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -276,6 +277,26 @@ class _ConditionalLayer(nn.Module):
         return torch.cond(
             x.sum() > 0, lambda x: self.linear(x), lambda x: x - 1, (x,)
         )  # a function
+
+
+class _Counted(nn.Module):
+    """Computes with numbers that values of tensors decide."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = (x > 0).sum().item()
+        torch._check(count <= 4)  # type: ignore[no-untyped-call]
+        assert 2 * count <= 8
+        return x**count * count + 2 * x.sum().item()
+
+
+def test_numbers_that_values_decide_are_the_hosts_own() -> None:
+    graph = capture(_Counted(), [torch.zeros(4)], eager=True)
+    assert [node.target.removeprefix("aten.") for node in graph.operators()] == [
+        "input", "gt", "sum", "_local_scalar_dense", "pow", "mul", "sum", "_local_scalar_dense",
+        "add",
+    ]  # fmt: skip
+    powers = [json.loads(call.arguments)[0] for call in graph.calls if ".pow." in call.target]
+    assert [math.isnan(exponent) for _, exponent in powers] == [True]
 
 
 @pytest.mark.parametrize(
