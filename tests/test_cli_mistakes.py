@@ -309,6 +309,17 @@ def test_closed_output_is_no_traceback(words):
         assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("sink", ["| true", "> /dev/full"])
+def test_an_error_that_nobody_takes_is_no_traceback(sink):
+    called = f"{sys.executable} -m foreplan nothing --json"
+    ended = subprocess.run(
+        ["bash", "-c", f"{called} {sink}; exit ${{PIPESTATUS[0]}}"],
+        stderr=subprocess.PIPE, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr == "foreplan: error: No such command 'nothing'.\n"
+
+
 ROWS = (
     "op,kind,dtype,library,device,m,n,k,latency_s\n"
     "linear,linear,fp32,torch-2.1-cuda,t4,664,1607,874,0.000392885\n"
