@@ -43,12 +43,17 @@ def attends_at_once(
     """
     if queries != 1 or compute != "bf16" or features % _GROUP or features > _MOST_FEATURES:
         return False
-    return compute_capability is not None and float(compute_capability) >= CAPABILITY
+    return takes_rows(compute_capability)
 
 
 def takes_rows(compute_capability: str | None) -> bool:
-    """Whether a GPU runs maps of rows in one launch each (``_row_maps``); ``None`` = unknown."""
-    return compute_capability is not None and float(compute_capability) >= CAPABILITY
+    """Whether a GPU runs maps of rows in one launch each (``_row_maps``).
+
+    Args:
+        compute_capability: of the GPU, ``None`` = unknown; AMD's is a name, as ``gfx942``.
+    """
+    known = compute_capability is not None and compute_capability[:1].isdigit()
+    return known and float(compute_capability or 0) >= CAPABILITY
 
 
 class TokenShape(NamedTuple):

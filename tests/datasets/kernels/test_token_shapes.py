@@ -80,4 +80,5 @@ def test_maps_in_one_launch_need_instructions() -> None:
     assert takes_rows("8.0")
     assert takes_rows("12.0")
     assert not takes_rows("7.5")
+    assert not takes_rows("gfx942")
     assert not takes_rows(None)
