@@ -17,7 +17,7 @@ from foreplan.cost_models.programs.program_commands import (
 )
 from foreplan.datasets.device_zoo import own_figures
 from foreplan.datasets.importers import read_operators
-from foreplan.datasets.storage import folder_for, refuse_unwritable
+from foreplan.datasets.storage import folder_for, refuse_overwriting, refuse_unwritable
 from foreplan.datasets.sweeps.operator_table import OperatorTable, write_operators
 from foreplan.errors import SpecError
 
@@ -221,7 +221,12 @@ def without(table: OperatorTable, hold_out: Sequence[str]) -> OperatorTable:
 def import_operators(
     data: Path, format_name: str, output: Path, *, device: str | None = None
 ) -> dict[str, object]:
-    """Write a file of a public source as an operator table; returns its statistics."""
+    """Write a file of a public source as an operator table; returns its statistics.
+
+    Raises:
+        SpecError: a file that cannot be read, or that would be written over.
+    """
+    refuse_overwriting(output, data)
     table = read_operators(data, format_name, device=device)
     write_operators(table, output)
     return {"written": str(output), **_stats(table)}

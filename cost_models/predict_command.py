@@ -19,6 +19,7 @@ from foreplan.datasets.device_zoo import own_figures
 from foreplan.datasets.graphs.python_file import is_python_file, module_of_file, own_code
 from foreplan.datasets.graphs.transformers_network import network_or_model
 from foreplan.datasets.profile import Profile
+from foreplan.datasets.storage import refuse_overwriting, write_atomically
 from foreplan.datasets.timing.host_device import is_host_processor
 from foreplan.errors import SpecError
 
@@ -79,6 +80,8 @@ def predict_model(
         MissingDataError: the one device asked for lacks a figure, or no device is left.
     """
     check_phase(phase, "--phase")
+    if trace is not None:
+        refuse_overwriting(trace, model, profile, *device_files)
     if rank_by != "latency":
         raise SpecError("--rank-by", got=rank_by, expected="latency")
     check_launch(launch_s, execution, "--launch-us", unit_s=1e-6)
@@ -122,7 +125,6 @@ def predict_model(
         )  # fmt: skip
     if trace is not None:
         from foreplan.cost_models.timeline import chrome_trace
-        from foreplan.datasets.storage import write_atomically
 
         (only,) = found.replays
         write_atomically(trace, chrome_trace([(only.device, only.timeline)]))

@@ -9,6 +9,7 @@ from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.kernels.registry import ROWS_A_CALL, writes_weight
 from foreplan.datasets.kernels.row_shapes import row_seconds, takes_blocks
+from foreplan.datasets.kernels.token_shapes import attends_at_once
 from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program
 
@@ -53,6 +54,8 @@ def unpacked_weights(program: Program, figures: Device | None = None) -> float:
         figures: of its device; ``None`` = of one without blocks for tens of rows.
     """
     d, kernel = program.dims, program.variant.kernel
+    if program.op in ATTENTIONS and reads_as_it_is(program, figures):
+        return 0.0
     if not (writes_out(program, figures) or kernel.endswith(_KERNELS)):
         return 0.0
     if program.op == "linear":
@@ -63,6 +66,14 @@ def unpacked_weights(program: Program, figures: Device | None = None) -> float:
         weights = 3 * d["ffn"] * d["hidden"]
         return weights * touched_experts(d["rows"], d["experts"], d["active"])
     return 0.0
+
+
+def reads_as_it_is(program: Program, figures: Device | None) -> bool:
+    """Whether a GPU's attention of one new token reads the cache as it lies."""
+    if figures is None or figures.kind != "cuda":
+        return False
+    d, capability = program.dims, figures.compute_capability
+    return attends_at_once(d["queries"], d["head_dim"], program.variant.compute, capability)
 
 
 def unpacking_bytes(program: Program, figures: Device | None = None) -> float:

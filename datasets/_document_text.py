@@ -22,6 +22,7 @@ MAX_JSON_BYTES, MAX_YAML_BYTES = 16 << 20, 1 << 20
 _MAX_DIGITS = 400  # of a whole number; a float has 309 at most
 #: Most values of a document; YAML's aliases (``*name``) of aliases multiply.
 _MAX_VALUES = 1_000_000
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 class Words(str):
@@ -114,13 +115,18 @@ class _Duplicate(Exception):
 
 
 class _DocumentLoader(_Loader):  # type: ignore[misc]  # one of two bases, chosen at import
-    """PyYAML's safe loader with the scalars of YAML 1.2 and keys checked for repetition."""
+    """PyYAML's safe loader with the scalars of YAML 1.2 and keys checked for repetition.
+
+    Merge keys (``<<: *like``), which devices of a kind are written with, are read as YAML 1.1 does.
+    """
 
     yaml_implicit_resolvers: typing.ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:  # whose fields give way to the mapping's own
+                continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(
@@ -173,6 +179,7 @@ for _tag, _pattern, _first in (
         r"|\.(?:nan|NaN|NAN)",
         list("-+.0123456789"),
     ),
+    ("merge", "<<", ["<"]),
 ):
     for _class in (_DocumentLoader, _DocumentDumper):
         _class.add_implicit_resolver(
@@ -180,6 +187,7 @@ for _tag, _pattern, _first in (
         )
 _DocumentLoader.add_constructor("tag:yaml.org,2002:int", _integer)
 _DocumentLoader.add_constructor("tag:yaml.org,2002:float", _floating)
+_DocumentLoader.add_constructor(_MERGE, _Loader.construct_yaml_str)  # no key, but a value
 
 
 def _refuse_size(text: str) -> None:

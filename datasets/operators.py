@@ -201,6 +201,12 @@ _ROWS: Mapping[str, Operator] = MappingProxyType(
             lambda d: 1.0 * d["rows"] * d["cols"],
             lambda d, v: (d["inputs"] + 1.0) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
         ),
+        # Nobody knows what it computes, but the tensors that it reads and writes: as `elementwise`.
+        "unknown": Operator(
+            ("rows", "cols", "inputs"),
+            lambda d: 0.0,
+            lambda d, v: (d["inputs"] + 1.0) * d["rows"] * d["cols"] * DTYPE_BYTES[v.compute],
+        ),
         # Goes round along so many dimensions, one after another.
         "roll": Operator(
             ("rows", "cols", "times"),

@@ -29,7 +29,14 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.profile import Profile
 from foreplan.datasets.program import Program
 from foreplan.datasets.quantity import Dimension, parse_quantity
-from foreplan.datasets.ranks.links import Links, connect_link, parse_endpoint, serve_link
+from foreplan.datasets.ranks.links import (
+    ANSWERED_S,
+    SERVED_S,
+    Links,
+    connect_link,
+    parse_endpoint,
+    serve_link,
+)
 from foreplan.datasets.specs import dump_document, validate
 from foreplan.datasets.storage import exclusive, folder_for, write_atomically
 from foreplan.datasets.timing.host_memory import total_bytes
@@ -212,8 +219,11 @@ def profile_link(
         raise SpecError("--peer", got=peer, expected="another host's name than --host")
     parse_endpoint(str(link), "--link") if serve is None else parse_endpoint(serve, "--serve")
     path = output / f"link-{host}-{peer}.yaml"
+    waited = f"waiting at {serve} for {peer}'s --link, at most {SERVED_S:g} s"
+    if serve is None:
+        waited = f"waiting for {peer}'s --serve at {link}, at most {ANSWERED_S:g} s"
     with folder_for(output):
-        with told_step(console, f"measuring the link between {host} and {peer}"):
+        with told_step(console, f"{waited}; then measuring the link, which may take minutes"):
             found: Links = serve_link(serve) if serve is not None else connect_link(str(link))
         tier = found.tier((host, peer), "network", f"measured between {host} and {peer}")
         text = dump_document({"tiers": [tier.model_dump(mode="json", exclude_defaults=True)]})

@@ -309,6 +309,23 @@ def test_closed_output_is_no_traceback(words):
         assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("sink", ["| true", "> /dev/full"])
+def test_an_error_that_nobody_takes_is_no_traceback(sink):
+    called = f"{sys.executable} -m foreplan nothing --json"
+    ended = subprocess.run(
+        ["bash", "-c", f"{called} {sink}; exit ${{PIPESTATUS[0]}}"],
+        stderr=subprocess.PIPE, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr == "foreplan: error: No such command 'nothing'.\n"
+
+
+ROWS = (
+    "op,kind,dtype,library,device,m,n,k,latency_s\n"
+    "linear,linear,fp32,torch-2.1-cuda,t4,664,1607,874,0.000392885\n"
+)
+
+
 def test_what_is_read_is_not_written_over(err):
     """A slip of ``-o`` would lose what took minutes to make."""
     work = {"batch": 2, "prompt_tokens": 8, "new_tokens": 2}
@@ -316,6 +333,8 @@ def test_what_is_read_is_not_written_over(err):
     Path("plans").symlink_to(".")
     Path("cluster.yaml").write_text("devices: [{name: t4}]\n")
     Path("work.yaml").write_text("batch: 2\nprompt_tokens: 8\nnew_tokens: 2\n")
+    Path("rows.csv").write_text(ROWS)
+    Path("net.py").write_text("import torch\nmodel = torch.nn.Linear(4, 4)\n")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
     asked = ("plan", "serving", "-m", "gpt2", "-c", "cluster.yaml", "-w", "work.yaml", "-o")
     for words in (
@@ -327,6 +346,19 @@ def test_what_is_read_is_not_written_over(err):
         (*asked, "work.yaml"),
         ("simulate", "traffic", "plan.json", "--traffic", "work.yaml", "--trace", "plan.json"),
         ("simulate", "traffic", "plan.json", "--traffic", "work.yaml", "--trace", "work.yaml"),
+        ("dataset", "import", "rows.csv", "--format", "foreplan", "-o", "plans/rows.csv"),
+        ("predict", "net.py", "--devices", "t4", "--trace", "net.py"),
+        (
+            "predict",
+            "gpt2",
+            "--devices",
+            "t4",
+            "--device-file",
+            "work.yaml",
+            "--trace",
+            "work.yaml",
+        ),
+        ("quality", "byte-llama", "--text", "work.yaml", "-o", "work.yaml"),
     ):
         code, told = err(*words)
         assert code == 2, words

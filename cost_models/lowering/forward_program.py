@@ -94,7 +94,8 @@ def forward_program(node: OperatorNode, layout: str, call: OperatorCall | None) 
             inputs = 2  # one of them half as wide
         lies = max(broadcast(shape, node.outputs[0]) for shape in (*node.inputs, ()))
         variant = replace(variant, kernel=variant.kernel + lies)
-    return program("elementwise", variant, rows=rows, cols=cols, inputs=inputs)
+    op = "unknown" if node.op == "unknown" else "elementwise"
+    return program(op, variant, rows=rows, cols=cols, inputs=inputs)
 
 
 def node_variant(node: OperatorNode, layout: str = "") -> Variant:

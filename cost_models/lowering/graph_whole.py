@@ -11,6 +11,7 @@ import json
 import math
 from typing import Any
 
+from foreplan.cost_models.lowering.argument_words import argument_words
 from foreplan.cost_models.lowering.backward_steps import flat
 from foreplan.datasets.graphs._aten_rules import fourier
 from foreplan.datasets.graphs.operator_call import TENSOR, OperatorCall
@@ -47,7 +48,8 @@ def whole_program(
     if call is None:
         return None
     name = node.target.rpartition(".")[2]
-    if name in COMPLEX and "complex" in call.arguments:
+    product = name == "pow" and not argument_words(name, call.arguments)
+    if name in COMPLEX and "complex" in call.arguments and not product:
         # torch's kernels go through complex numbers one by one.
         rows, cols = flat(node.outputs[0])
         slow = Variant(variant.storage, variant.compute, f"{variant.kernel}{OF_COMPLEX}")

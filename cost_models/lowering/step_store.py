@@ -1,40 +1,18 @@
-"""Keeps the captured steps of a pass on disk, so that torch is loaded once a model and shape.
-
-One JSON file a pass below ``$FOREPLAN_CACHE`` (default ``$XDG_CACHE_HOME/foreplan``, else
-``~/.cache/foreplan``), named by a hash of everything the steps depend on: the model's description
-and configuration file, the shape, the versions of torch, transformers and this format, and the code
-of the packages that capture and lower.
-"""
+"""Keeps the captured steps of a pass on disk, so that torch is loaded once a model and shape."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import json
-import os
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from foreplan.cost_models.lowering.graph_programs import model_steps
 from foreplan.cost_models.lowering.graph_step import PARTS, Phase, Step
 from foreplan.cost_models.lowering.host_call import HostCall
 from foreplan.datasets.graphs.transformers_network import TransformersNetwork
+from foreplan.datasets.kept_documents import KeptDocument
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Program, Variant
-from foreplan.datasets.storage import write_atomically
-from foreplan.errors import ForeplanError, SpecError
 
 SCHEMA = "foreplan.steps/15"
-
-
-def cache_folder() -> Path:
-    """Where captured steps are kept."""
-    own = os.environ.get("FOREPLAN_CACHE")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "foreplan"
 
 
 def stored_steps(
@@ -57,53 +35,30 @@ def stored_steps(
         tokens: tokens of each.
         phase: as `graph_programs.lower`.
         compiled: as `graph_programs.lower_compiled`.
-        folder: instead of `cache_folder`.
+        folder: where they are kept; see `KeptDocument`.
 
     Raises:
         SpecError: as `graph_programs.model_steps`.
     """
-    path = (folder or cache_folder()) / f"{_key(model, batch, tokens, phase, compiled)}.json"
-    try:
-        return _read(json.loads(path.read_text(encoding="utf-8"))), True
-    except (
-        OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError,
-        ForeplanError,
-    ):  # fmt: skip
-        steps = model_steps(model, batch=batch, tokens=tokens, phase=phase, compiled=compiled)
-    with contextlib.suppress(OSError, SpecError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(_document(steps)))
+    kept = kept_steps(model, batch, tokens, phase, compiled, folder)
+    if (found := kept.read(_read)) is not None:
+        return found, True
+    steps = model_steps(model, batch=batch, tokens=tokens, phase=phase, compiled=compiled)
+    kept.keep(_document(steps))
     return steps, False
 
 
-def _key(
-    model: Model | TransformersNetwork, batch: int, tokens: int, phase: Phase, compiled: bool
-) -> str:
+def kept_steps(
+    model: Model | TransformersNetwork, batch: int, tokens: int, phase: Phase, compiled: bool,
+    folder: Path | None = None,
+) -> KeptDocument:  # fmt: skip
+    """Where `stored_steps`, whose arguments these are, keeps what it finds."""
     config = Path(model.path) / "config.json" if model.path else None
-    facts = [
-        SCHEMA, _code(), model.model_dump_json(), batch, tokens, phase, compiled,
-        _version("torch"), _version("transformers"),
+    return KeptDocument(
+        SCHEMA, model.model_dump_json(), batch, tokens, phase, compiled,
         config.read_text(encoding="utf-8") if config and config.is_file() else "",
-    ]  # fmt: skip
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
-
-
-@functools.cache
-def _code() -> str:
-    """Digest of what decides how a pass is captured and lowered: after a change, none of before."""
-    root = Path(__file__).resolve().parents[2]
-    sources = (path for name in ("cost_models", "datasets") for path in (root / name).rglob("*.py"))
-    found = hashlib.sha256()
-    for path in sorted(sources):
-        found.update(path.read_bytes())
-    return found.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+        folder=folder,
+    )  # fmt: skip
 
 
 def _document(steps: list[Step]) -> dict[str, object]:

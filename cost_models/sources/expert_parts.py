@@ -16,9 +16,11 @@ import math
 from dataclasses import replace
 
 from foreplan.cost_models.costs import Estimate
+from foreplan.datasets.device import Device
 from foreplan.datasets.experts import EXPERT_OPERATORS, touched_experts
 from foreplan.datasets.kernels.expert_kernels import runs_grouped
 from foreplan.datasets.kernels.registry import FEW_ROWS
+from foreplan.datasets.kernels.token_shapes import takes_rows
 from foreplan.datasets.program import Program, Variant, program
 
 #: Programs and how often each counts.
@@ -49,10 +51,15 @@ _PICKED_S, _FULL_S, _FULL_ROWS, _PICKED_ROW_S = 12.5e-6, 6e-6, 256, 3e-9
 _UNPACKED_ONCE = 1.3
 
 
-def expert_parts(item: Program) -> Shares | None:
+def expert_parts(item: Program, figures: Device | None = None) -> Shares | None:
     """The parts of a router, of experts, of their products or of a shared expert's gate.
 
-    ``None`` of all else.
+    Args:
+        item: any program.
+        figures: of the device, if known.
+
+    Returns:
+        ``None`` of all else.
     """
     d, v = item.dims, item.variant
     if item.op == "router":
@@ -76,12 +83,14 @@ def expert_parts(item: Program) -> Shares | None:
     ffn, hidden = d["ffn"], d["hidden"]
     wide = Variant("bf16", "bf16", "any")
     beside: Shares = []
-    if item.op == "biased_experts":  # values clamped, shifted and scaled, and both biases
+    if item.op == "biased_experts":
         beside = [
-            (program("elementwise", wide, rows=drawn, cols=ffn, inputs=1), 5.0),
             (program("elementwise", wide, rows=drawn, cols=2 * ffn, inputs=2), 1.0),
             (program("elementwise", wide, rows=drawn, cols=hidden, inputs=2), 1.0),
         ]
+        if figures is None or figures.kind == "cpu" or not takes_rows(figures.compute_capability):
+            # Values are clamped, shifted and scaled one after another.
+            beside.append((program("elementwise", wide, rows=drawn, cols=ffn, inputs=1), 5.0))
     return [
         *beside,
         (program("elementwise", wide, rows=drawn, cols=hidden, inputs=1), 1.0),  # gathered

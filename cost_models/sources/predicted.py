@@ -13,6 +13,7 @@ from foreplan.cost_models.sources.expert_parts import expert_parts, on_a_gpu
 from foreplan.cost_models.sources.replayed_kernels import (
     attention_floor_s,
     cache_unpacking_s,
+    recorded_share,
     replayed,
 )
 from foreplan.cost_models.sources.special_attention import special_attention_parts
@@ -76,7 +77,9 @@ class PredictedSource:
         target = self._devices.get(device, device)
         figures = target if isinstance(target, Device) else device_zoo.device(target)
         shares = {
-            work: expert_parts(work) or special_attention_parts(work, figures.kind) or [(work, 1.0)]
+            work: expert_parts(work, figures)
+            or special_attention_parts(work, figures)
+            or [(work, 1.0)]
             for work in wanted
         }
         parts = list(dict.fromkeys(part for each in shares.values() for part, _ in each))
@@ -100,17 +103,21 @@ class PredictedSource:
                 if floor_s > estimate.mean_s:
                     found[part] = estimate.times(floor_s / estimate.mean_s)
             if device in self._switch_s:
-                reader = self._reader(figures, device) if part.op == "linear" else figures
-                found[part] = replayed(part, reader, self._switch_s[device]) or found[part]
+                reads = part.op in ("linear", "attention")
+                reader = self._reader(figures, device) if reads else figures
+                known = replayed(part, reader, self._switch_s[device])
+                if known is None and (learnt := found[part]) is not None:
+                    known = learnt.times(recorded_share(part, figures))
+                found[part] = known
         for work, each in shares.items():
-            known = list[Estimate]()
+            priced = list[Estimate]()
             for part, share in each:
                 if (estimate := found[part]) is not None:
                     if figures.kind != "cpu":
                         estimate = on_a_gpu(work, part, estimate)
-                    known.append(estimate.times(share))
-            whole = len(known) == len(each)
-            self._known[work, device] = Estimate.total(known) if whole else None
+                    priced.append(estimate.times(share))
+            whole = len(priced) == len(each)
+            self._known[work, device] = Estimate.total(priced) if whole else None
 
     def _knows(self, device: str) -> bool:
         return device in self._devices or device_zoo.is_known(device)

@@ -8,11 +8,12 @@ each
 
     t = fixed + max(bytes / bandwidth, elements * unit / units)
 
-The second bound is of kernels over strides: a half of a fused output, a transpose, a broadcast.
-torch computes the place of every element of these, so that their multiprocessors bound them, not
-memory, and slices of a chip more than the whole. Every constant was ``measured`` on a whole H200
-(torch 2.11, rows replayed from graphs, 2026-11-22) but where it says otherwise; how slices of 66
-and 32 multiprocessors agree docs/results/h200_history.md shows. Where programs are issued by a
+The second bound is of kernels over strides (a transpose, a broadcast), of which torch computes the
+place of every element, and of those that round: their multiprocessors bound them, not memory, and
+slices of a chip more than the whole. Every constant was ``measured`` on a whole H200 (torch 2.11,
+rows replayed from graphs, 2026-11-22; maps of rows in one launch, `_row_maps`, 2026-11-30,
+tests/benchmarks/row_maps_cuda.py) but where it says otherwise; how slices of 66 and 32
+multiprocessors agree docs/results/h200_history.md shows. Where programs are issued by a
 host, and on other chips, nothing here holds. Products of few rows are one kernel that streams its
 weight, bound by memory or, fused, by unpacking (`unpacking`): no library's table has the fused
 ones, and what 16, 8 and 4 bits cost has to be told by one measure.
@@ -25,17 +26,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from foreplan.cost_models.costs import Estimate
-from foreplan.cost_models.unpacking import in_blocks, unpacking_floor_s
+from foreplan.cost_models.unpacking import in_blocks, reads_as_it_is, unpacking_floor_s
 from foreplan.datasets.device import Device
 from foreplan.datasets.dtypes import DTYPE_BYTES
 from foreplan.datasets.kernels.registry import ROWS_A_CALL
+from foreplan.datasets.kernels.token_shapes import token_seconds
 from foreplan.datasets.program import Program
 
 _MEASURED_CHIP = "gh100"
 
 #: Seconds of a kernel that does next to nothing behind another of its kind: an addition of 2048
-#: numbers (1.21 us), and half of a cache written for one token, two copies over strides (3.8 us).
+#: numbers (1.21 us), and a copy over strides.
 _DENSE_S, _STRIDED_S = 1.2e-6, 1.9e-6
+#: The same of a rotation, a gated activation, a cache written as it is and in 8 bits, and a norm.
+_ROTATED_S, _GATED_S, _COPIED_S, _ROUNDED_S, _NORM_S = 1.65e-6, 1.8e-6, 1.45e-6, 1.93e-6, 1.65e-6
 #: Of a product of few rows beside its weight's bytes: of cuBLAS's, and of cuBLAS's by the root of
 #: inputs over features, as few features are few blocks, whose sums of parts of the inputs are added
 #: up; of the fused ones, and of those an input, which a block goes through (``fitted``: 185
@@ -43,21 +47,25 @@ _DENSE_S, _STRIDED_S = 1.2e-6, 1.9e-6
 #: 1.07 with int8 in the mean).
 _PRODUCT_S, _SPLIT_S = 2.2e-6, 1.6e-6
 _FUSED_S, _FUSED_INPUT_S = 1.8e-6, 0.19e-9
+#: Of a product of more than few rows (``fitted``: 48 of 256 to 16384 rows of five small models on
+#: three H200s, 5 us to 1.6 ms; 0.85 in the mean, within a factor of 1.05; 2026-11-30).
+_RECORDED_PRODUCT = 0.85
 #: Bytes a second of one multiprocessor for what the last-level cache holds, and the share of it
 #: that operands and result may fill (``measured``, 2026-11-29: additions of 3 to 25 MB on 132).
 _CACHED_RATE, _CACHED_SHARE = 72e9, 0.5
-#: Seconds of one multiprocessor for an element over strides: two kernels of a gated activation of
-#: 8192 x 14336 take 624 us on 132.
-_UNIT_S_AN_ELEMENT = 0.35e-9
-#: Seconds in which a block of threads gets through an element of its row: a norm of 1 x 4096 takes
-#: 4.4 us, an arg-max of 16 x 128256 28.4 us. One block has one row.
-_NORM_S, _ARGMAX_S = 0.78e-9, 0.21e-9
-#: Least seconds of a norm's row: 65536 rows of 128 take 41 us on 132 multiprocessors (2026-11-29).
-_NORM_ROW_S = 0.64e-6
-#: Rows of norms that a multiprocessor has at a time. On 132 of them 2048 rows of 4096 take 2.4
-#: times what the first takes beside its start, so two waves, which 8 to 15 give; of these the
-#: slices of 66 and 32 say 8.
-_NORM_ROWS = 8
+#: The same of rotations and gated activations (10 to 25 MB), and of norms.
+_CACHED_MAP_RATE, _CACHED_NORM_RATE = 52e9, 36e9
+#: Seconds of one multiprocessor for an element over strides (two kernels of torch's activation
+#: of 8192 x 14336 take 624 us on 132), and for one that is rounded to 8 bits.
+_UNIT_S_AN_ELEMENT, _UNIT_S_A_ROUNDED = 0.35e-9, 0.24e-9
+#: Seconds in which a block of threads gets through an element of its row: of a norm, and of an
+#: arg-max, of which 16 x 128256 take 28.4 us. One block has one row.
+_NORM_ELEMENT_S, _ARGMAX_S = 0.1e-9, 0.21e-9
+#: torch's layer norm: seconds of a block for an element, where 1 x 4096 take 4.4 us; the
+#: least of a row, where 65536 rows of 128 take 41 us on 132 multiprocessors (2026-11-29); and rows
+#: that one has at a time. On 132 of them 2048 rows of 4096 take 2.4 times what the first takes
+#: beside its start, so two waves, which 8 to 15 give; of these the slices of 66 and 32 say 8.
+_LAYER_NORM_S, _LAYER_NORM_ROW_S, _LAYER_NORM_ROWS = 0.78e-9, 0.64e-6, 8
 #: Up to so many rows are gathered one after another (``theory``: ``indexSelectSmallIndex`` of
 #: torch); seconds of each: 16 take 7.5 us.
 _GATHERED, _GATHER_S = 16, 0.39e-6
@@ -73,11 +81,24 @@ _SPREAD = (0.82, 1.47)
 
 
 class Kernel(NamedTuple):
-    """One kernel: elements that it writes, bytes that it moves, whether it walks over strides."""
+    """One kernel.
 
-    elements: float
+    Attributes:
+        bytes: that it moves.
+        start_s: seconds if it did nothing.
+        cached_rate: bytes a second of one multiprocessor where the last-level cache holds them; 0
+            of a kernel whose operands or results it does not hold.
+        unit_s: seconds of one multiprocessor, if these bound it.
+    """
+
     bytes: float
-    strided: bool = False
+    start_s: float = _DENSE_S
+    cached_rate: float = _CACHED_RATE
+    unit_s: float = 0.0
+
+
+def _strided(elements: float, moved: float) -> Kernel:
+    return Kernel(moved, _STRIDED_S, 0.0, elements * _UNIT_S_AN_ELEMENT)
 
 
 def replayed(program: Program, figures: Device, switch_s: float) -> Estimate | None:
@@ -100,6 +121,17 @@ def replayed(program: Program, figures: Device, switch_s: float) -> Estimate | N
     return Estimate(found + switch_s, low + switch_s, high + switch_s, "predicted")
 
 
+def recorded_share(program: Program, figures: Device) -> float:
+    """Of a sweep's time, what a product of more than few rows takes in a recorded pass; else 1.
+
+    Its input was just written, where a sweep's comes from memory.
+    """
+    plain = program.op == "linear" and str(program.variant) == "bf16/bf16/torch.linear"
+    if figures.chip != _MEASURED_CHIP or not plain or program.dims["rows"] <= ROWS_A_CALL:
+        return 1.0
+    return _RECORDED_PRODUCT
+
+
 def cache_unpacking_s(program: Program, figures: Device) -> float | None:
     """Seconds in which attention makes keys and values of a cache of 8 bits first.
 
@@ -114,8 +146,8 @@ def cache_unpacking_s(program: Program, figures: Device) -> float | None:
     scales = codes / d["head_dim"]
     # `QuantisedCache.read` of each: both are cast, and the scale is broadcast.
     one = [
-        Kernel(codes, codes * (1 + wide), True), Kernel(scales, 2 * scales * wide, True),
-        Kernel(codes, 2 * codes * wide, True),
+        _strided(codes, codes * (1 + wide)), _strided(scales, 2 * scales * wide),
+        _strided(codes, 2 * codes * wide),
     ]  # fmt: skip
     return 2 * _total(one, figures, figures.units)
 
@@ -141,33 +173,20 @@ def kernels(program: Program) -> list[Kernel]:
     d, wide, name = program.dims, DTYPE_BYTES[program.variant.compute], program.variant.kernel
     if program.op == "rope":
         n = d["rows"] * d["heads"] * d["head_dim"]
-        # A half negated, both put together, a product with cos and one with sin, their sum.
-        turned = [Kernel(n / 2, n * wide, True), *[Kernel(n, 2 * n * wide, True)] * 3]
-        return [*turned, Kernel(n, 3 * n * wide)]
-    if program.op == "cache_write":
-        n = d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"]
+        return [Kernel(2 * n * wide, _ROTATED_S, _CACHED_MAP_RATE)]
+    if program.op == "cache_write":  # keys and values at once
+        n = 2 * d["batch"] * d["tokens"] * d["kv_heads"] * d["head_dim"]
         if name == "torch.copy":
-            return [Kernel(n, 2 * n * wide, True)] * 2
-        return _quantised(n, n / d["head_dim"], wide) * 2
+            return [Kernel(2 * n * wide, _COPIED_S, 0.0)]
+        return [Kernel(n * (wide + 1), _ROUNDED_S, 0.0, n * _UNIT_S_A_ROUNDED)]
+    if program.op == "norm" and name == "torch.rms_norm":
+        start_s = _NORM_S + d["cols"] * _NORM_ELEMENT_S
+        return [Kernel(program.bytes, start_s, _CACHED_NORM_RATE)]
     if program.op not in ("activation", "add", "cast"):
         return []
-    n = d["rows"] * d["cols"]
     if name.endswith("_mul"):
-        # Gate and up are halves of one product's rows; a single row has no stride.
-        apart = d["rows"] > 1
-        return [Kernel(n, 2 * n * wide, apart), Kernel(n, 3 * n * wide, apart)]
-    return [Kernel(n, program.bytes)]
-
-
-def _quantised(n: float, scales: float, wide: float) -> list[Kernel]:
-    """Kernels of `QuantisedCache.write`, in its order; the arithmetic is in fp32."""
-    small = Kernel(scales, 8 * scales)
-    return [
-        Kernel(n, n * (wide + 4)), Kernel(n, 8 * n), Kernel(n, 4 * n, True),  # float, abs, amax
-        *[small] * 4,  # over 127, in bf16, in fp32, clamped
-        Kernel(n, 8 * n, True), Kernel(n, 8 * n), Kernel(n, 8 * n),  # divided, rounded, clamped
-        Kernel(n, 5 * n, True), Kernel(scales, 2 * scales * wide, True),  # codes and scales kept
-    ]  # fmt: skip
+        return [Kernel(program.bytes, _GATED_S, _CACHED_MAP_RATE)]
+    return [Kernel(program.bytes)]
 
 
 def _seconds(program: Program, figures: Device, units: int) -> float | None:
@@ -183,9 +202,11 @@ def _seconds(program: Program, figures: Device, units: int) -> float | None:
         if not unpacked_s:
             return None
         return _FUSED_S + _FUSED_INPUT_S * d["k"] + max(program.bytes / rate, unpacked_s)
-    if program.op == "norm":
-        waves = math.ceil(d["rows"] / (_NORM_ROWS * units))
-        row_s = max(d["cols"] * _NORM_S, _NORM_ROW_S)
+    if program.op == "attention":
+        return _token_seconds(program, rate, units) if reads_as_it_is(program, figures) else None
+    if program.op == "norm" and program.variant.kernel == "torch.layer_norm":
+        waves = math.ceil(d["rows"] / (_LAYER_NORM_ROWS * units))
+        row_s = max(d["cols"] * _LAYER_NORM_S, _LAYER_NORM_ROW_S)
         return _DENSE_S + max(program.bytes / rate, waves * row_s)
     if program.op == "argmax":
         waves = math.ceil(d["rows"] / units)
@@ -197,14 +218,20 @@ def _seconds(program: Program, figures: Device, units: int) -> float | None:
     return _total(found, figures, units) if found else None
 
 
+def _token_seconds(program: Program, rate: float, units: int) -> float:
+    d = program.dims
+    return token_seconds(
+        d["batch"], d["heads"], d["kv_heads"], d["head_dim"], d["keys"],
+        bits=8 if program.variant.storage == "int8" else 16, units=units, bandwidth=rate,
+    )  # fmt: skip
+
+
 def _total(found: Sequence[Kernel], figures: Device, units: int) -> float:
     rate = figures.memory_bandwidth
     assert rate is not None
     held = _CACHED_SHARE * (figures.l2_bytes or 0)
-    near = max(rate, _CACHED_RATE * units)
-    return sum(
-        _STRIDED_S + max(k.bytes / rate, k.elements * _UNIT_S_AN_ELEMENT / units)
-        if k.strided
-        else _DENSE_S + k.bytes / (near if k.bytes <= held else rate)
-        for k in found
-    )
+    total = 0.0
+    for k in found:
+        near = max(rate, k.cached_rate * units) if k.bytes <= held else rate
+        total += k.start_s + max(k.bytes / near, k.unit_s / units)
+    return total

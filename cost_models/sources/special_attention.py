@@ -10,48 +10,71 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foreplan.cost_models.sources.expert_parts import Shares
+from foreplan.cost_models.unpacking import reads_as_it_is
+from foreplan.datasets.device import Device
 from foreplan.datasets.kernels.registry import SCORED_ROWS
 from foreplan.datasets.operator_bytes import visible_pairs
+from foreplan.datasets.operators import ATTENTIONS
 from foreplan.datasets.program import Program, Variant, program
 
 #: Small kernels by which a GPU makes the mask of a block: positions of queries and keys, two
 #: comparisons, what both say, and its opposite (``theory``: `_attention_mask.seen_keys`).
 _MASK_KERNELS = 6.0
+#: Maps in fp32 by which sinks enter a softmax that products compute: a cast, two readings for the
+#: logarithm of sums, a difference, exponentials and a cast back (``theory``: `_by_products`).
+_SINK_MAPS = 6.0
 #: Kernels over strides in plain ones (``measured`` on an H200: 0.35e-9 s of one multiprocessor an
 #: element, `replayed_kernels`, where a plain map of 4 million takes 3 us).
 _STRIDED = 3.0
 
 
-def special_attention_parts(item: Program, kind: str) -> Shares | None:
+def special_attention_parts(item: Program, figures: Device) -> Shares | None:
     """The parts of attention with sinks, with capped scores or over latents, and of its heads.
 
     Args:
         item: any program.
-        kind: of the device, ``cpu`` or ``cuda``.
+        figures: of the device.
 
     Returns:
         ``None`` of all else, and where one kernel attends to latents.
     """
-    if item.op == "sink_attention":
-        return _sink_attention(item)
-    if item.op == "capped_attention":
-        return _capped_attention(item, kind)
+    if item.op in ATTENTIONS - {"attention"} and reads_as_it_is(item, figures):
+        # One launch knows sinks and caps, which its time does not show.
+        plain = "torch.sdpa" if item.variant.storage == "bf16" else "torch.dequant_sdpa"
+        return [(program("attention", replace(item.variant, kernel=plain), **item.dims), 1.0)]
+    masked = 1 < item.dims.get("queries", 0) < item.dims.get("keys", 0)
+    if item.op == "sink_attention" and not (masked and figures.kind == "cuda"):
+        return _sink_attention(item, figures.kind)
+    if item.op in ("sink_attention", "capped_attention"):  # products compute masked sinks, too
+        return _capped_attention(item, figures.kind)
     if item.op == "latent_attention":
         return _latent_attention(item)
     return _expanded_heads(item) if item.op == "expand_heads" else None
 
 
-def _sink_attention(item: Program) -> Shares:
-    """Plain attention, whose results are scaled."""
+def _sink_attention(item: Program, kind: str) -> Shares:
+    """Plain attention, whose results are scaled.
+
+    On a GPU a kernel over strides does that, behind three small ones that say how much of each
+    query's softmax is not the sink's.
+    """
     d, v = item.dims, item.variant
     plain = replace(v, kernel=v.kernel.replace("sink_", ""))
     size = {"rows": d["batch"] * d["queries"] * d["heads"], "cols": d["head_dim"]}
     scaled = program("elementwise", replace(v, kernel="any"), **size, inputs=1)
-    return [(program("attention", plain, **d), 1.0), (scaled, 1.0)]
+    found = [(program("attention", plain, **d), 1.0), (scaled, 1.0)]
+    if kind != "cpu":
+        left = program(
+            "elementwise", Variant("fp32", "fp32", "any"), rows=size["rows"], cols=1, inputs=2
+        )
+        found = [found[0], (scaled, _STRIDED), (left, 3.0)]
+    return found
 
 
 def _capped_attention(item: Program, kind: str) -> Shares:
     """Scores, their cap in three maps and a mask, softmax and sum, block by block of queries.
+
+    Sinks take maps in fp32 besides.
 
     A processor is priced by the keys that are seen. A GPU computes every score of its large blocks,
     and copies besides: queries and results between tokens and heads, and shares from fp32.
@@ -72,6 +95,9 @@ def _capped_attention(item: Program, kind: str) -> Shares:
         (of_scores, 1.0), (capped, 3.0 if d["queries"] == 1 else 4.0),
         (program("softmax", v, **scores), 1.0), (of_values, 1.0),
     ]  # fmt: skip
+    if item.op == "sink_attention":
+        full = replace(v, storage="fp32", compute="fp32")
+        found.append((program("elementwise", full, **scores, inputs=1), _SINK_MAPS))
     if gpu:
         found += _copies_of_a_gpu(item, v, capped, seen)
     if item.variant.storage != v.storage:  # the cache is cast, or read from its codes and scales

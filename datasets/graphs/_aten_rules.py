@@ -258,7 +258,7 @@ for _kind, _flops, _names in (
         "new_full new_empty scalar_tensor lift_fresh_copy eye linspace tril_indices rand randn "
         "randint randperm rand_like randn_like randint_like normal fill hann_window "
         "hamming_window blackman_window bartlett_window kaiser_window triu_indices "
-        "logspace exponential uniform",
+        "logspace exponential uniform zero",
     ),
     (
         "elementwise",

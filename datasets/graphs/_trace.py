@@ -112,7 +112,7 @@ class TraceReader:
         calls = [
             node for node in nodes
             if node.op == "call_function" and source[node] is node
-            and _aten_name(node) not in IGNORED
+            and hasattr(node.target, "_schema") and _aten_name(node) not in IGNORED
         ]  # fmt: skip
         # An operand that stands twice (``x * x``) gets two gradients.
         readers = Counter(
@@ -149,12 +149,14 @@ class TraceReader:
         elif node.op == "call_function":
             if node.target is operator.getitem:
                 self.root[node] = self.root[node.args[0]]
+            elif not hasattr(node.target, "_schema") and _is_number(node):
+                self.root[node] = None  # the host's own arithmetic
             elif not hasattr(node.target, "_schema"):
                 path = _module_path(node)
                 raise SpecError(
                     f"module {self.name}" + (f": {path}" if path else ""),
                     got=getattr(node.target, "__name__", str(node.target)),
-                    expected="operators without control flow",
+                    expected="operators, without control flow or transforms (torch.func)",
                 )
             elif _aten_name(node) in IGNORED:
                 self.root[node] = None
@@ -370,6 +372,14 @@ def _stack(node: Any) -> list[tuple[str, str]]:
     """Keys and class names of the modules a node is nested in, outermost first."""
     stack = node.meta.get("nn_module_stack") or {}
     return [(path, str(kind)) for path, kind in stack.values()]
+
+
+def _is_number(node: Any) -> bool:
+    """Whether a node's value is one of Python's numbers, which torch traces as symbols."""
+    import torch
+
+    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    return isinstance(node.meta.get("val"), (*symbols, int, float))
 
 
 def _module_path(node: Any) -> str:

@@ -258,7 +258,7 @@ def _untraced(
             fix="ask for a smaller batch, or give smaller inputs",
         )  # fmt: skip
     fix = f"its forward takes {_taken(module)}, the inputs are {input_words(inputs)}"
-    if "data-dependent" in str(error):
+    if "data-dependent" in str(error) or type(error).__name__ == "UncapturedHigherOrderOpError":
         fix = "control flow that depends on values of tensors cannot be captured"
     elif type(error).__name__ in _OF_VALUES:
         fix = "sizes and checks that depend on values of tensors cannot be captured"

@@ -126,6 +126,8 @@ def _plain(value: Any) -> Any:
             return {word: str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
         return {DEVICE: value.type}
-    if isinstance(value, torch.SymInt):
-        return int(value)
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        # Of what values of tensors decide (``item``) nothing is known but that it is a number.
+        known = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+        return math.nan if known is None else known
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)

@@ -15,6 +15,7 @@ from pydantic import PositiveInt
 
 from foreplan.datasets.graphs.decoder_module import LOCAL_DATA, blank
 from foreplan.datasets.graphs.network_config import LAYER_FIELDS, check_config
+from foreplan.datasets.kept_documents import KeptDocument
 from foreplan.datasets.models._config_fields import UnmodelledError
 from foreplan.datasets.models.families import ARCHITECTURES
 from foreplan.datasets.models.load_model import load_model
@@ -28,6 +29,8 @@ from foreplan.errors import SpecError
 if TYPE_CHECKING:
     import torch
 
+#: Form of what is kept of a folder's network: it is built to find that out.
+_SCHEMA = "foreplan.network/1"
 _DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 #: What only networks have whose layers carry a state from token to token.
@@ -193,6 +196,11 @@ def _captured(
     """The folder's network by its class; ``unless`` is raised where it cannot be built."""
     file, family = folder / "config.json", fields["model_type"]
     check_config(fields, str(file))
+    own: dict[str, Any] = {"name": folder.resolve().name or "model", "path": str(folder)}
+    kept = KeptDocument(_SCHEMA, fields)
+    found = kept.read(lambda document: TransformersNetwork.model_validate({**document, **own}))
+    if found is not None:
+        return found
     try:
         module, config = _build(_configuration(folder), None, str(file))
     except SpecError:
@@ -200,8 +208,8 @@ def _captured(
             raise
         raise unless from None
     check_config({**config.to_dict(), **fields}, str(file))  # what the file leaves to defaults, too
-    return TransformersNetwork(
-        name=folder.resolve().name or "model", path=str(folder), family=family,
+    network = TransformersNetwork(
+        **own, family=family,
         dtype=_DTYPES.get(str(config.dtype), "fp32"),  # type: ignore[arg-type]
         parameters=sum(p.numel() for p in module.parameters()),
         images=module.main_input_name == "pixel_values",
@@ -211,6 +219,9 @@ def _captured(
         layers=config.num_hidden_layers if family in _ALIKE else None,
         beside=_beside(module.main_input_name, config),
     )  # fmt: skip
+    if type(module).__module__.startswith("transformers."):  # not of code that a user may change
+        kept.keep(network.model_dump(mode="json", exclude=set(own)))
+    return network
 
 
 def _beside(main: str, config: Any) -> str:

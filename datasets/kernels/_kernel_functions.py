@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foreplan.datasets.kernels import _row_maps
 from foreplan.datasets.kernels._attention_mask import seen_keys
 from foreplan.datasets.kernels._latent_attention import ROWS as _LATENT_ROWS
 from foreplan.datasets.kernels._scored_attention import FUNCTIONS as _SCORED_ROWS
+from foreplan.datasets.kernels._token_attention import token_attention
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.program import Variant
 
@@ -25,6 +27,8 @@ _CLAMP, _STEEPNESS = 7.0, 1.702
 
 
 def _rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    if bias is None and (made := _row_maps.rms_norm(x, weight, eps)) is not None:
+        return made
     out = F.rms_norm(x, (x.shape[-1],), weight, eps)
     return out if bias is None else out + bias
 
@@ -35,12 +39,16 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> T
 
 def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding in the half-split form that Llama checkpoints use."""
+    if (made := _row_maps.rotated(x, cos, sin)) is not None:
+        return made
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return x * cos[:, None, :] + turned * sin[:, None, :]
 
 
 def _cache_write(cache_k: Tensor, cache_v: Tensor, k: Tensor, v: Tensor, position: int) -> None:
+    if _row_maps.written(cache_k, cache_v, k, v, position):
+        return
     end = position + k.shape[1]
     cache_k[:, :, position:end].copy_(k.transpose(1, 2))
     cache_v[:, :, position:end].copy_(v.transpose(1, 2))
@@ -50,6 +58,10 @@ def _attention(
     q: Tensor, cache_k: Tensor, cache_v: Tensor, keys: int, window: int | None = None, *,
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
+    if dtype is torch.bfloat16:
+        made = token_attention(q, cache_k, cache_v, keys)
+        if made is not None:
+            return made
     batch, queries, heads, head_dim = q.shape
     kv_heads = cache_k.shape[1]
     k, v = cache_k[:, :, :keys].to(dtype), cache_v[:, :, :keys].to(dtype)
@@ -84,6 +96,8 @@ def _attention(
 def _quantise_copy(
     cache_k: QuantisedCache, cache_v: QuantisedCache, k: Tensor, v: Tensor, position: int
 ) -> None:
+    if _row_maps.written(cache_k, cache_v, k, v, position):
+        return
     cache_k.write(k.transpose(1, 2), position)
     cache_v.write(v.transpose(1, 2), position)
 
@@ -92,21 +106,32 @@ def _dequant_attention(
     q: Tensor, cache_k: QuantisedCache, cache_v: QuantisedCache, keys: int,
     window: int | None = None, *, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
+    if dtype is torch.bfloat16:
+        made = token_attention(q, cache_k, cache_v, keys)
+        if made is not None:
+            return made
     k, v = cache_k.read(keys, dtype), cache_v.read(keys, dtype)
     return _attention(q, k, v, keys, window, dtype=dtype)
 
 
 def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    if (made := _row_maps.gated("silu_gated", gate, up)) is not None:
+        return made
     return F.silu(gate) * up
 
 
 def _clamped_silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """gpt-oss: ``(up + 1) * gate * sigmoid(1.702 * gate)`` of clamped values."""
+    made = _row_maps.gated("clamped_gated", gate, up, _CLAMP, _STEEPNESS)
+    if made is not None:
+        return made
     wide = F.silu(gate.clamp(max=_CLAMP).mul_(_STEEPNESS), inplace=True)
     return up.clamp(-_CLAMP, _CLAMP).add_(1.0).mul_(1 / _STEEPNESS).mul_(wide)
 
 
 def _gelu_tanh_mul(gate: Tensor, up: Tensor) -> Tensor:
+    if (made := _row_maps.gated("gelu_gated", gate, up)) is not None:
+        return made
     return F.gelu(gate, approximate="tanh") * up
 
 

@@ -5,7 +5,7 @@ StreamingLLM, 2023; gpt-oss). With ``s`` for the logarithm of a query's sum of e
 fused attention computes beside its result, a result with a sink is the result without one times
 ``sigmoid(s - sink)``: exact, whatever kernel made both. A capped score is ``cap * tanh(score /
 cap)`` (soft-capping; Gemma 2), which no fused kernel of torch knows: products one after another
-compute it.
+compute it. One new token's attention is one launch on a GPU, which knows both: `_token_attention`.
 
 Imports torch. Shape legend: B = batch, T = tokens of a call, H = heads, G = key/value heads, L =
 positions of the cache, D = head_dim.
@@ -21,8 +21,11 @@ import torch
 from torch import Tensor
 
 from foreplan.datasets.kernels._attention_mask import seen_keys
+from foreplan.datasets.kernels._token_attention import token_attention
 from foreplan.datasets.kernels.quantised_cache import QuantisedCache
 from foreplan.datasets.kernels.registry import SCORED_ROWS
+
+_Cache = Tensor | QuantisedCache
 
 #: Fused attention that hands out sums, for GPUs: from which compute capability on, and of what
 #: multiple of features (torch, ``sdp_utils.cpp``).
@@ -34,6 +37,9 @@ def _sink_attention(
     sinks: Tensor, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """See `registry.function`; ``sinks[H]`` in fp32."""
+    made = _at_once(q, cache_k, cache_v, keys, window, dtype, sinks=sinks)
+    if made is not None:
+        return made
     batch, queries, heads, head_dim = q.shape
     k, v = cache_k[:, :, :keys].to(dtype), cache_v[:, :, :keys].to(dtype)
     query = q.transpose(1, 2).to(dtype)  # [B, H, T, D]
@@ -86,8 +92,23 @@ def _capped_attention(
     cap: float, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """See `registry.function`."""
+    made = _at_once(q, cache_k, cache_v, keys, window, dtype, cap=cap)
+    if made is not None:
+        return made
     k, v = cache_k[:, :, :keys].to(dtype), cache_v[:, :, :keys].to(dtype)
     return _by_products(q.transpose(1, 2).to(dtype), k, v, window, cap=cap).to(q.dtype)
+
+
+def _at_once(
+    q: Tensor, cache_k: _Cache, cache_v: _Cache, keys: int, window: int | None,
+    dtype: torch.dtype, **own: Any,
+) -> Tensor | None:  # fmt: skip
+    """A token's attention to the keys of its window in one launch; ``None`` if that cannot be."""
+    if dtype is not torch.bfloat16 or q.shape[1] != 1:
+        return None
+    first = 0 if window is None else max(0, keys - window)
+    seen = slice(None), slice(None), slice(first, keys)
+    return token_attention(q, cache_k[seen], cache_v[seen], keys - first, **own)
 
 
 def _by_products(
@@ -144,7 +165,10 @@ def _dequantised(
     q: Tensor, cache_k: QuantisedCache, cache_v: QuantisedCache, keys: int,
     window: int | None = None, *, attend: Callable[..., Tensor], dtype: torch.dtype, **own: Any,
 ) -> Tensor:  # fmt: skip
-    """The same over a cache that is read into ``dtype`` first."""
+    """The same over a cache that is read into ``dtype`` first, if no kernel reads it as it is."""
+    made = _at_once(q, cache_k, cache_v, keys, window, dtype, **own)
+    if made is not None:
+        return made
     k, v = cache_k.read(keys, dtype), cache_v.read(keys, dtype)
     return attend(q, k, v, keys, window, dtype=dtype, **own)
 

@@ -66,7 +66,8 @@ class _Rank:
         each = min(limit, datetime.timedelta(seconds=_PATIENCE_S))
         self.store: Any = None
         if "port" in settings:
-            self.store = open_store(settings, limit)
+            meeting = datetime.timedelta(seconds=float(settings["meeting_s"]))
+            self.store = open_store(settings, meeting)
             # The whole group's rendezvous goes through the one store.
             dist.init_process_group(
                 settings["backend"], store=self.store, rank=self.rank, world_size=self.world,

@@ -39,6 +39,9 @@ KINDS: tuple[CollectiveKind, ...] = (
     "all_to_all",
 )
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KiB .. 64 MiB
+#: Seconds after which an end of a link between two hosts gives up: who waits for the other one and
+#: measures, and who calls at the other one (assumed: its user has started that one just before).
+SERVED_S, ANSWERED_S = 600.0, 60.0
 
 
 class LinkSample(NamedTuple):
@@ -208,7 +211,7 @@ def serve_link(
     device: DeviceName | None = None,
     kinds: Sequence[CollectiveKind] = KINDS,
     sizes: Sequence[int] = SIZES,
-    timeout_s: float = 600.0,
+    timeout_s: float = SERVED_S,
 ) -> Links:
     """Wait at ``HOST:PORT`` for the other host's `connect_link`, and measure the link to it.
 
@@ -227,26 +230,27 @@ def serve_link(
         MissingDataError: nobody came, or an end failed.
     """
     _check_address(endpoint)
-    more = {"kinds": list(kinds), "sizes": list(sizes)}
+    more = {"kinds": list(kinds), "sizes": list(sizes), "meeting_s": timeout_s}
     return _two_hosts(endpoint, 0, device, timeout_s, more)
 
 
 def connect_link(
-    endpoint: str, *, device: DeviceName | None = None, timeout_s: float = 60.0
+    endpoint: str, *, device: DeviceName | None = None, timeout_s: float = ANSWERED_S
 ) -> Links:
     """Measure the link to the host that waits in `serve_link` at ``HOST:PORT``.
 
     Args:
         endpoint: the address given there.
         device: what this end is; a CPU with one thread by default.
-        timeout_s: give up if the other end does not answer by then.
+        timeout_s: give up if the other end does not answer by then. Once it has, that it is over
+            may take as long as it does there: on a slow link minutes.
 
     Raises:
-        SpecError: not an address.
+        SpecError: not an address, or a host that nobody knows.
         MissingDataError: nobody answers there, or an end failed.
     """
     _wait_for(endpoint, timeout_s)
-    return _two_hosts(endpoint, 1, device, timeout_s, {})
+    return _two_hosts(endpoint, 1, device, SERVED_S, {"meeting_s": timeout_s})
 
 
 def parse_endpoint(endpoint: str, where: str = "endpoint") -> tuple[str, int]:
@@ -310,6 +314,10 @@ def _wait_for(endpoint: str, timeout_s: float) -> None:
             socket.create_connection((host, port), timeout=2.0).close()
             return
         except OSError as error:
+            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:
+                raise SpecError(
+                    "endpoint", got=endpoint, expected="a host whose name or address is known here"
+                ) from error
             if time.monotonic() > deadline:
                 raise MissingDataError(
                     f"nobody answered at {endpoint} within {timeout_s:g} s "

@@ -18,17 +18,20 @@ def script(
     flags: Mapping[str, str],
     environment: Mapping[str, str],
     notes: Sequence[str] = (),
+    last: Sequence[str] = (),
 ) -> str:
     """A bash script that exports ``environment`` and runs ``command`` with ``flags``.
 
-    Arguments that the caller adds go to the command. The shell expands what begins as `MODEL` or
-    `HERE` does, and no other word.
+    Arguments that the caller adds go to the command, before the ``last`` words. The shell expands
+    what begins as `MODEL` or `HERE` does, and no other word.
     """
     lines = ["#!/usr/bin/env bash", *(f"# {note}" for note in notes), "set -euo pipefail"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    words = [" ".join(map(_quoted, command))]
+    # In the shell's place: what stops the script stops the launcher.
+    words = [" ".join(["exec", *map(_quoted, command)])]
     words += [f"  {name} {_quoted(value)}" for name, value in flags.items()]
-    return "\n".join([*lines, " \\\n".join([*words, '  "$@"']), ""])
+    rest = " ".join(['  "$@"', *map(_quoted, last)])
+    return "\n".join([*lines, " \\\n".join([*words, rest]), ""])
 
 
 def _quoted(word: str) -> str:

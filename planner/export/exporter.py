@@ -135,12 +135,12 @@ def export_plan(
         plan: a plan or its file.
         target: one of `targets`.
         folder: made where it does not exist; files of an earlier export, to whatever target, are
-            replaced or, unless they were edited, removed.
+            replaced or removed, unless they were edited.
 
     Raises:
         SpecError: no such target, a plan that it cannot express, a round trip that altered
-            something, or a folder that cannot be written or holds another plan under the name of a
-            file of the export.
+            something, or a folder that cannot be written or holds, under the name of a file of the
+            export, one that was edited or that no export wrote.
     """
     found = exporter(target)
     loaded = plan if isinstance(plan, Plan) else load_plan(plan)
@@ -153,29 +153,35 @@ def export_plan(
     output = Path(folder)
     with folder_for(output):
         earlier = ExportRecord.read(output)
-        _keep_other_plans(output, written.files, earlier)
+        _keep_others(output, written.files, earlier)
         record = ExportRecord.of(written.files)
         write_together(output, {**written.files, RECORD_FILE: record.text})
         earlier.remove_others(output, written.files)
     return written
 
 
-def _keep_other_plans(folder: Path, files: Mapping[str, str], earlier: ExportRecord) -> None:
-    """Refuse to write over a plan that no earlier export has put there.
+def _keep_others(folder: Path, files: Mapping[str, str], earlier: ExportRecord) -> None:
+    """Refuse to write over what no earlier export has put there, or somebody edited since.
 
     Raises:
-        SpecError: there is one.
+        SpecError: names the first such file.
     """
-    if PLAN_FILE not in files or not (folder / PLAN_FILE).exists():
-        return
-    if earlier.holds(folder, PLAN_FILE):
-        return
-    try:
-        other = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        other = None
-    if other != json.loads(files[PLAN_FILE]):
+    for name, text in files.items():
+        path = folder / name
+        if not path.exists() or earlier.holds(folder, name) or _says(path, text):
+            continue
+        edited = name in earlier.digests
         raise SpecError(
-            str(folder / PLAN_FILE), got="another plan", expected="none, or an earlier export's",
-            fix="export into a folder of its own",
+            str(path), got="an edited file" if edited else "another file",
+            expected="none, or an earlier export's",
+            fix="move it away, or export into a folder of its own",
         )  # fmt: skip
+
+
+def _says(path: Path, text: str) -> bool:
+    """Whether a file says the same as a text; of a JSON document whatever its spaces."""
+    try:
+        found = path.read_text(encoding="utf-8")
+        return found == text or (path.suffix == ".json" and json.loads(found) == json.loads(text))
+    except (OSError, ValueError):
+        return False

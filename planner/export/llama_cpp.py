@@ -7,35 +7,26 @@ the output to the last device and derives the layers again from the flag that it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 
 from foreplan.cost_models.roofline import without_bf16
 from foreplan.errors import SpecError
-from foreplan.planner.export import _shell
+from foreplan.planner.export import _shell, gguf_types
 from foreplan.planner.export._pipeline_flags import gpu_environment, read_gpus, unexpressed
 from foreplan.planner.export.exporter import Exporter, Written
-from foreplan.planner.export.handover import (
-    Handover,
-    Scheme,
-    serving_decision,
-    serving_workload,
-)
+from foreplan.planner.export.handover import Handover, serving_decision, serving_workload
 from foreplan.planner.plan import Plan
-
-_TYPES_FILE = "tensor_types.txt"
+from foreplan.planner.serving.spec import ServingWorkload
 
 #: Families without a model in llama.cpp.
 _UNKNOWN = ("opt",)
-#: GGUF types by storage: Q8_0 is 8.5 bits a weight with its scales, Q4_K 4.5 and Q3_K 3.44.
-_TYPE: Mapping[str, str] = MappingProxyType({"int8": "q8_0", "int4": "q4_K", "int3": "q3_K"})
 #: A cache of 8 bits: groups of 32 share a scale, where the plan's heads have one each. Values are
 #: quantised with flash attention alone.
 _CACHE = {"--cache-type-k": "q8_0", "--cache-type-v": "q8_0", "--flash-attn": "on"}
-_LINE = re.compile(r"blk\\\.\((?P<layers>[0-9|]+)\)\\\.\(attn\|ffn\)_\.\*=(?P<type>\w+)")
+#: Positions of a request's cache come in blocks (``n_ctx_seq`` in llama.cpp's ``llama-context``).
+_POSITIONS = 256
 
 
 class LlamaCppExporter(Exporter):
@@ -46,7 +37,7 @@ class LlamaCppExporter(Exporter):
     def write(self, plan: Plan) -> Written:
         """See `Exporter.write`; one host only, weights only."""
         handover = Handover.of(plan)
-        handover.refuse(("bf16", *_TYPE), "llama.cpp")
+        handover.refuse(("bf16", *gguf_types.TYPE), "llama.cpp")
         handover.refuse_groups("llama.cpp")
         if plan.model is not None and plan.model.family in _UNKNOWN:
             raise SpecError(
@@ -76,38 +67,31 @@ class LlamaCppExporter(Exporter):
             "--ctx-size": str(workload.batch * (workload.prompt_tokens + workload.new_tokens)),
             "--model": "${MODEL:?GGUF file of the model}",
         } | (_CACHE if handover.cache_bits == 8 else {})
-        files = {}
-        if set(handover.schemes) != {Scheme("bf16")}:
-            # Overrides count only beside a quantised type, which layers of 16 bits would get too.
-            types = {**_TYPE, "bf16": _plain(plan)}
-            lines = [
-                rf"blk\.({'|'.join(map(str, handover.layers_of(scheme)))})\.(attn|ffn)_.*="
-                + types[scheme.weights]
-                for scheme in sorted(set(handover.schemes))
-            ]
-            files[_TYPES_FILE] = "".join(f"{line}\n" for line in lines)
+        plain = _plain(plan)
+        types = gguf_types.write(handover, plan.model, plain)
+        if types:
             notes.append(
-                f"MODEL is by llama-quantize --tensor-type-file {_TYPES_FILE} --token-embedding-"
-                f"type {_plain(plan)} --output-tensor-type {_plain(plan)} IN.gguf MODEL.gguf Q4_K_M"
+                f"MODEL is by llama-quantize --tensor-type-file {gguf_types.FILE} "
+                f"--token-embedding-type {plain} --output-tensor-type {plain} IN.gguf MODEL.gguf "
+                "Q4_K_M"
             )
         text = _shell.script(("llama-server",), flags, environment, notes)
-        return Written({"launch.sh": text, **files}, unexpressed(plan, handover))
+        left = (
+            *unexpressed(plan, handover),
+            *gguf_types.larger(handover, plan.model),
+            *_cached(workload),
+        )
+        return Written({"launch.sh": text, **types}, left)
 
     def read(self, files: Mapping[str, str]) -> Handover:
         """See `Exporter.read`."""
         environment, flags = _shell.parse(files["launch.sh"])
         split = [float(word) for word in flags["--tensor-split"].split(",")]
         count = int(flags["--n-gpu-layers"]) - 1
-        schemes = [Scheme("bf16")] * count
-        by_type = {name: Scheme(storage) for storage, name in _TYPE.items()}
-        by_type |= {name: Scheme("bf16") for name in ("bf16", "f16")}
-        for line in files.get(_TYPES_FILE, "").splitlines():
-            if found := _LINE.fullmatch(line):
-                for number in found["layers"].split("|"):
-                    schemes[int(number)] = by_type[found["type"]]
+        schemes = gguf_types.read(files.get(gguf_types.FILE, ""), count)
         cache_bits = 8 if _CACHE.items() <= flags.items() else 16
         return Handover(
-            layers_by_split(split, count), tuple(schemes), read_gpus(environment),
+            layers_by_split(split, count), schemes, read_gpus(environment),
             cache_bits=cache_bits,
         )  # fmt: skip
 
@@ -116,6 +100,15 @@ def _plain(plan: Plan) -> str:
     """GGUF's type of 16 bits for the plan's GPUs."""
     ranks = plan.cluster.ranks()
     return "f16" if without_bf16(ranks[r] for r in serving_decision(plan).ranks) else "bf16"
+
+
+def _cached(workload: ServingWorkload) -> tuple[str, ...]:
+    """A line on a larger cache than the plan's, where there is one."""
+    asked = workload.prompt_tokens + workload.new_tokens
+    held = -(-asked // _POSITIONS) * _POSITIONS
+    if held == asked:
+        return ()
+    return (f"positions of a request's KV cache: llama.cpp rounds the plan's {asked} up to {held}",)
 
 
 def layers_by_split(split: list[float], layers: int) -> tuple[int, ...]:

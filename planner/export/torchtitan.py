@@ -33,6 +33,11 @@ from foreplan.planner.export.training_pipeline import (
 from foreplan.planner.plan import Plan
 
 _GROUP = "--parallelism."
+#: Its CUDA graphs take no pipeline, and it refuses to start with both.
+_NO_GRAPHS = "--training.disable_cuda_graphs"
+#: What it computes again is no flag but a subcommand, behind which it takes no flag of another
+#: group.
+_RECOMPUTE = "activation-checkpoint:"
 #: Names of the modules of each stage, where stages are of unlike size.
 PARTS = "module_parts.json"
 
@@ -68,7 +73,6 @@ class TorchtitanExporter(Exporter):
             "--training.local_batch_size": str(each if made.pp > 1 else made.microbatch),
             "--training.global_batch_size": str(made.batch),
             "--training.seq_len": str(workload.sequence_length),
-            "--activation_checkpoint.mode": _kept(made),
         }
         order, units = tables(plan)
         files = {ORDER: order, UNITS: units}
@@ -77,8 +81,11 @@ class TorchtitanExporter(Exporter):
             files[PARTS] = json.dumps(_parts(made.layers), indent=2) + "\n"
             left.insert(0, _UNLIKE)
         torchrun, hosts = torchrun_command(plan)
-        notes = ("from a torchtitan checkout; model and data arguments come behind", *hosts)
-        text = _shell.script((*torchrun, "-m", "torchtitan.train"), flags, {}, notes)
+        notes = (
+            "for torchtitan 0.3; model and data arguments (--module, --config) come behind", *hosts
+        )  # fmt: skip
+        command = (*torchrun, "-m", "torchtitan.train", *([_NO_GRAPHS] if made.pp > 1 else []))
+        text = _shell.script(command, flags, {}, notes, (_RECOMPUTE + _kept(made),))
         return Written({"launch.sh": text, **files}, tuple(left))
 
     def read(self, files: Mapping[str, str]) -> object:
@@ -100,7 +107,7 @@ class TorchtitanExporter(Exporter):
             number["data_parallel_shard_degree"] * number["data_parallel_replicate_degree"],
             number["pipeline_parallel_degree"], number["tensor_parallel_degree"], layers,
             number["pipeline_parallel_microbatch_size"], number["--training.global_batch_size"],
-            orders, flags["--activation_checkpoint.mode"],
+            orders, files["launch.sh"].split(_RECOMPUTE)[1].strip(),
         )  # fmt: skip
 
     def expected(self, plan: Plan) -> object:
@@ -131,14 +138,13 @@ def _parts(layers: Sequence[int]) -> list[list[str]]:
         for start, end in itertools.pairwise(ends)
     ]
     parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
+    parts[-1] += ["norm", "lm_head"]
     return parts
 
 
 _UNLIKE = (
     "how many layers a stage has: no flag takes unlike stages; "
-    f"parallelism.module_fqns_per_model_part of your configuration has to be the lists of {PARTS} "
-    "(your model may call its head lm_head)"
+    f"parallelism.module_fqns_per_model_part of your configuration has to be the lists of {PARTS}"
 )
 _NOT_EXPRESSED = (
     "encoder units: torchtitan's schedules have no word for them; encoder_units.csv says behind "

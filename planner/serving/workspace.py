@@ -20,20 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from foreplan.datasets.dtypes import GROUP_SIZE
-from foreplan.datasets.experts import computed_sizes
 from foreplan.datasets.kernels.registry import kernels_for, writes_weight
+from foreplan.datasets.kernels.token_shapes import attends_at_once, takes_rows, token_sums_bytes
 from foreplan.datasets.models.attention_window import LayerKind, layer_kinds
 from foreplan.datasets.models.decoder_memory import slice_rows
 from foreplan.datasets.models.linear_shape import LinearShape
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
-from foreplan.planner.serving.expert_workspace import expert_bytes, routing_bytes
-from foreplan.planner.serving.latent_workspace import heap_of_latents, latent_moments
+from foreplan.planner.serving.expert_workspace import expert_bytes
+from foreplan.planner.serving.heap_workspace import heap_bytes
+from foreplan.planner.serving.latent_workspace import latent_moments
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.scored_workspace import scored_bytes
 from foreplan.planner.serving.spec import CACHE_STORAGE, STORAGE, ServingWorkload
 from foreplan.planner.serving.stage_pass import StagePass
-from foreplan.planner.serving.window_workspace import heap_of_calls, window_bytes
+from foreplan.planner.serving.window_workspace import window_bytes
 
 IntArray = npt.NDArray[np.int64]
 
@@ -42,8 +43,6 @@ IntArray = npt.NDArray[np.int64]
 MOST_RECORDED_LAYERS = 1 << 14
 #: What cuBLAS keeps for a stream of a Hopper GPU (torch, CUBLAS_WORKSPACE_CONFIG); others less.
 _CUBLAS_BYTES = 32 << 20
-#: What oneDNN keeps for a product of one shape (``measured``, see `padded_rows`).
-_PREPARED_BYTES = 1_200_000
 #: Bytes for each weight while a GPU's `torch.dequant_linear` unpacks it, before it multiplies: the
 #: codes of a byte each, their copies and the bf16 result (`_kernel_layouts`).
 _UNPACKING = {"int8": 2, "int4": 4, "int3": 4}
@@ -79,6 +78,8 @@ class StageWorkspace:
         self._model, self._workload, self._sizes, self._kind = model, workload, sizes, kind
         self._kernels = kernels or {}
         self._shared, self._compute_capability = degree > 1, compute_capability
+        # Maps of rows are one launch each there, without tensors in between.
+        self._maps_at_once = kind == "cuda" and takes_rows(compute_capability)
         prompt, new = workload.prompt_tokens, workload.new_tokens
         self._kinds = layer_kinds(model, prompt + new)
         self._passes = (
@@ -213,7 +214,10 @@ class StageWorkspace:
             yield "head norms", fused + copied + turned
         if model.position == "rope":
             # The turned halves, two products and their sum (`_rope`); of both at once, or in turn.
-            yield "rotation", fused + (turned + max(4 * q, q + 4 * k) if turned else 4 * (q + k))
+            made = turned + max(4 * q, q + 4 * k) if turned else 4 * (q + k)
+            if self._maps_at_once and model.head_dim % 16 == 0:
+                made = turned + q + k
+            yield "rotation", fused + made
             turned = q + k
         kept = fused + turned
         yield "cache", kept + self._cache_write(now)
@@ -227,7 +231,8 @@ class StageWorkspace:
         wide, inner = 2 * rows * up.n, 2 * rows * down.k
         yield f"{prefix}up", self._entry(rows) + self._linear(now, up, bits)
         # A gated MLP computes the gate's activation and then the product, and its halves are kept.
-        yield f"{prefix}activation", wide + (2 if model.gated else 1) * inner
+        between = model.gated and not (self._maps_at_once and down.k % 8 == 0)
+        yield f"{prefix}activation", wide + (2 if between else 1) * inner
         kept = wide if model.gated else 0
         yield f"{prefix}down", kept + inner + self._linear(now, down, bits)
 
@@ -283,6 +288,11 @@ class StageWorkspace:
     def _attend_by(self, variant: Variant, now: StagePass) -> int:
         """Output and sums of exponentials; keys and values where they are cast or unpacked."""
         model = self._model
+        sizes = (now.batch, model.heads, model.kv_heads, model.head_dim, now.keys)
+        if self._kind == "cuda" and attends_at_once(
+            now.tokens, model.head_dim, variant.compute, self._compute_capability
+        ):
+            return 2 * now.rows * model.heads * model.head_dim + token_sums_bytes(*sizes)
         width = 4 if variant.compute == "fp32" else 2
         queries = now.rows * model.heads * model.head_dim
         each = width * now.batch * now.keys * model.kv_heads * model.head_dim
@@ -296,7 +306,7 @@ class StageWorkspace:
 
     def _cache_write(self, now: StagePass) -> int:
         """New keys are quantised in fp32: themselves and their codes, with a scale a head."""
-        if self._workload.cache_bits == 16:
+        if self._workload.cache_bits == 16 or self._maps_at_once:
             return 0
         return 8 * now.rows * self._model.kv_heads * (self._model.head_dim + 2)
 
@@ -333,57 +343,3 @@ class StageWorkspace:
         """Most that packing the last slice of a weight takes."""
         slices = (min(s.n, slice_rows(s.k, "cuda")) * s.k for s in self._model.every_linear)
         return max(_PACKING[b] for b in bits) * max(slices)
-
-
-def heap_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> int:
-    """Temporary tensors of a processor's largest pass and the buffers between stages, added up.
-
-    Per row in bf16: the residual stream and its norm, and the wider of attention (qkv twice,
-    because the rotation copies, and the output) and MLP (up; gated: the activation and the product
-    too), and the input and the output of a linear in fp32. Besides: a hidden state for every token
-    in flight, the logits, and the largest linear once in fp32. Of a mixture, one expert may get
-    every row: then its rows are gathered, go through up, activation, product and down, and are
-    added up, weighted, in fp32; besides come `routing_bytes`, and the library keeps a kernel for
-    every number of rows that an expert computes. A quantised cache is read into fp32 before
-    attention, one layer at a time, and new keys and values are quantised in fp32.
-
-    Args:
-        model: the model.
-        workload: batch and lengths.
-        sizes: of the micro-batches.
-    """
-    rows = max(sizes.prefill * workload.prompt_tokens, sizes.decode)
-    linears, classes = model.every_linear, set(model.layer_classes)
-    inner = 2 * model.attention_linears[0].n + model.heads * model.head_dim
-    attention = inner if model.latent is None else 0
-    mlp, routing, experts = 0, 0, model.experts
-    if "dense" in classes:
-        mlp = (4 if model.gated else 2) * model.ffn
-    if experts is not None:
-        mlp = max(mlp, 6 * model.hidden + 4 * experts.ffn, model.hidden + 4 * experts.shared_ffn)
-        routing = routing_bytes(experts)
-    per_row = 2 * (3 * model.hidden + max(attention, mlp)) + routing
-    per_row += 4 * max(linear.n + linear.k for linear in linears)
-    in_flight = 2 * workload.batch * (workload.prompt_tokens + 1) * model.hidden
-    logits = 2 * max(sizes.prefill, sizes.decode) * model.vocab
-    unpacked = 4 * max(linear.n * linear.k for linear in linears)
-    if model.latent is not None:
-        unpacked += heap_of_latents(model, model.latent, workload, sizes)
-    if experts is not None:
-        passes = (sizes.prefill * workload.prompt_tokens, sizes.decode)
-        each = sum(computed_sizes(n, experts.count, experts.active) for n in passes)
-        unpacked += len(model.expert_linears) * each * _PREPARED_BYTES
-    if workload.cache_bits < 16:
-        unpacked += _cache_bytes(model, workload, sizes)
-    unpacked += heap_of_calls(model, workload, sizes)
-    return rows * per_row + in_flight + logits + unpacked
-
-
-def _cache_bytes(model: Model, workload: ServingWorkload, sizes: MicroBatches) -> int:
-    """What reading a layer's quantised cache takes, or quantising a prompt where that is more.
-
-    Three tensors at a time: keys, values and the codes on their way (see `QuantisedCache`).
-    """
-    positions = workload.prompt_tokens + workload.new_tokens
-    most = max(sizes.decode * positions, sizes.prefill * workload.prompt_tokens)
-    return 3 * model.kv_heads * model.head_dim * 4 * most

@@ -209,13 +209,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("give a plan.json and start with torchrun, or use 'foreplan verify'")
         from foreplan.planner.verify.torchrun import run_under_torchrun
 
-        return run_under_torchrun(
+        code = run_under_torchrun(
             options.plan, output=options.output, rounds=options.rounds,
             tolerance=options.tolerance, trust_paths=options.trust_paths,
         )  # fmt: skip
     except ForeplanError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        code = error.exit_code
+    if code and options.plan is not None and "TORCHELASTIC_RUN_ID" in os.environ:
+        print(f"exit code {code}, in whose place torchrun's own is 1", file=sys.stderr)
+    return code
 
 
 def _job_from_input() -> int:

@@ -17,14 +17,13 @@ from torch import nn
 import foreplan
 from foreplan.cost_models.costs import CostBook, Estimate, HostLaunch, Segment, Work
 from foreplan.cost_models.execution import GRAPH_GAP_S, gaps
-from foreplan.cost_models.lowering import step_store
 from foreplan.cost_models.lowering.graph_programs import lower, model_steps, programs
 from foreplan.cost_models.lowering.graph_step import PARTS, PHASES, Phase, Step
 from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.predict_command import predict_model
 from foreplan.cost_models.replay import predict_latency, replay, replay_book, replay_steps
 from foreplan.cost_models.roofline import instead_of_bf16
-from foreplan.datasets import device_zoo
+from foreplan.datasets import device_zoo, kept_documents
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
@@ -254,7 +253,7 @@ def test_steps_of_other_code_are_captured_again(
 ) -> None:
     model, found = small("llama-3.2-1b"), []
     for code in ("of a version", "of another", "of a version"):
-        monkeypatch.setattr(step_store, "_code", lambda code=code: code)
+        monkeypatch.setattr(kept_documents, "_code", lambda code=code: code)
         found.append(stored_steps(model, batch=1, tokens=8, phase="inference", folder=tmp_path)[1])
     assert found == [False, False, True]
     assert len(list(tmp_path.glob("*.json"))) == 2

@@ -134,6 +134,25 @@ def test_yaml_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_yaml_merge_keys_give_way_to_a_mappings_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "a: &a {name: t4, host: a}\nb: {<<: *a, host: b}\n"
+        "c: {count: 2, <<: [{host: c}, *a]}\nd: <<\n"
+    )
+    assert load_document(path) == {
+        "a": {"name": "t4", "host": "a"}, "b": {"name": "t4", "host": "b"},
+        "c": {"name": "t4", "host": "c", "count": 2}, "d": "<<",
+    }  # fmt: skip
+    for broken, said in (
+        ("a: &a {x: 1}\nb: {<<: *a, y: 1, y: 2}\n", "line 2: got the key 'y' twice"),
+        ("b: {<<: 5}\n", "line 1: got expected a mapping or list of mappings"),
+    ):
+        path.write_text(broken)
+        with pytest.raises(SpecError, match=said):
+            load_document(path)
+
+
 _plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

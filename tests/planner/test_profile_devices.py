@@ -177,6 +177,33 @@ def test_a_link_is_of_two_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         )
 
 
+@pytest.mark.parametrize(
+    ("sides", "expected"),
+    [
+        (("10.0.0.1:7", None), "waiting at 10.0.0.1:7 for b's --link, at most 600 s"),
+        ((None, "10.0.0.1:7"), "waiting for b's --serve at 10.0.0.1:7, at most 60 s"),
+    ],
+)
+def test_who_waits_for_another_host_says_for_what_and_how_long(
+    sides: tuple[str | None, str | None], expected: str, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    told = io.StringIO()
+
+    def nobody(*_: Any) -> None:
+        assert expected in told.getvalue(), "told before it waits"
+        raise MissingDataError("nobody came")
+
+    for name in ("serve_link", "connect_link"):
+        monkeypatch.setattr(profile_command, name, nobody)
+    serve, link = sides
+    with pytest.raises(MissingDataError):
+        profile_command.profile_link(
+            tmp_path, host="a", peer="b", serve=serve, link=link,
+            console=Console(file=told, width=200),
+        )  # fmt: skip
+
+
 def unreached(*_: Any, **__: Any) -> None:
     raise AssertionError("measured")
 

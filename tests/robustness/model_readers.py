@@ -126,8 +126,8 @@ def _use_steps(path: Path) -> None:
     from foreplan.datasets.models.model_zoo import zoo_model
 
     model = zoo_model("tiny-llama-random")
-    key = step_store._key(model, 1, 8, "inference", False)
-    path.rename(path.with_name(f"{key}.json"))
+    kept = step_store.kept_steps(model, 1, 8, "inference", False, path.parent)
+    path.rename(kept.path)
     with patch.object(step_store, "model_steps", lambda *a, **k: []):
         steps, _ = step_store.stored_steps(
             model, batch=1, tokens=8, phase="inference", folder=path.parent

@@ -6,8 +6,9 @@
   ``tensorwise`` of ``Float8LinearConfig.from_recipe_name``) and
   ``torchao.prototype.quantized_training.int8_mixed_precision_training`` (fields of
   ``Int8MixedPrecisionTrainingConfig``), inside of autocast for everything else. Both keep input and
-  weight of the planned layers in 16 bits for the backward pass, so that a plan's saving of
-  activations is lost; the configuration says so.
+  weight of the planned layers in 16 bits or more for the backward pass, so that a plan's saving of
+  activations is lost; the configuration says so. Of int8 modules are swapped: the weights that
+  torchao (0.18) puts in their place otherwise never see ``linear`` and compute as before.
 
 What a tool cannot express is refused with the operator's name, never approximated in silence.
 """
@@ -84,15 +85,21 @@ def torchao_configuration(variants: Mapping[str, str]) -> dict[str, Any]:
     if int8:
         whole = _INT8[next(iter(int8.values()))]
         document["int8"] = {
-            "config": {"output": True, "grad_input": whole, "grad_weight": whole},
+            "config": {
+                "output": True, "grad_input": whole, "grad_weight": whole, "module_swap": True,
+            },
             "modules": sorted(int8),
-        }
+        }  # fmt: skip
+        assumptions.append(
+            "torchao's int8 layers keep their inputs as they come, out of autocast's reach: behind "
+            "a norm in fp32, with the memory of fp32"
+        )
         if whole:
             assumptions.append("torchao rounds gradients to nearest, not stochastically")
-    if float8 or int8:
+    if float8:
         assumptions.append(
-            "torchao keeps inputs and weights of its layers in 16 bits: activations take the "
-            "memory of bf16"
+            "torchao keeps inputs and weights of its float8 layers in 16 bits: activations take "
+            "the memory of bf16"
         )
     document["assumptions"] = assumptions
     return document

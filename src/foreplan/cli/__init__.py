@@ -126,7 +126,10 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 def _fail(message: str, code: int, kind: str) -> NoReturn:
     if "--json" in sys.argv:
-        print(json.dumps(error_document(message, code, kind)))
+        try:
+            print(json.dumps(error_document(message, code, kind)), flush=True)
+        except OSError:  # nobody reads it, or it has no place; the line below still tells
+            _drop_output()
     print(f"foreplan: error: {message}", file=sys.stderr)
     sys.exit(code)
 

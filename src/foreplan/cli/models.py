@@ -266,9 +266,10 @@ def quality(
     """Measure what each layer of a trained model loses at each number of bits, for plans."""
     from foreplan.cost_models.quality.quality_table import BITS, measure_quality
     from foreplan.datasets.models.load_model import load_model
-    from foreplan.datasets.storage import exclusive
+    from foreplan.datasets.storage import exclusive, refuse_overwriting
 
     screen = console()
+    refuse_overwriting(output, text)
     with exclusive(output, file=True):  # a path that cannot be written is found before the work
         table = measure_quality(
             load_model(model), text, indicator=indicator, bits=bits or BITS, windows=windows,

@@ -19,6 +19,7 @@ from foreplan.cost_models.lowering.graph_step import Step
 from foreplan.cost_models.replay import predict_latency, replay_book, replay_steps
 from foreplan.cost_models.roofline import RooflineSource, launch_s
 from foreplan.cost_models.sources.composed import ComposedSource
+from foreplan.datasets.device import Device
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.program import Program, Variant, program
 from foreplan.errors import SpecError
@@ -227,6 +228,7 @@ MODULES: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
     "margin": (Of(F.multi_margin_loss, 8), (ROWS[0], torch.zeros(6, dtype=torch.long))),
     "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), (ROWS,)),
     "complex": (Of(lambda x: torch.view_as_real(torch.complex(x, x) ** 2), 8), (ROWS,)),
+    "zeroed": (Of(lambda x: x + torch.ones_like(x).zero_(), 8), (ROWS,)),
     "logcumsumexp": (Of(lambda x: x.logcumsumexp(1), 8), (ROWS,)),
     "unpooled": (
         Of(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), (2, 2)), 8),
@@ -245,11 +247,31 @@ def test_nothing_common_is_unknown(name: str, phase: Any) -> None:
         assert "unknown" not in found.by("kind")
 
 
+def test_a_square_of_complex_numbers_is_a_product() -> None:
+    numbers = torch.zeros(64, 512, dtype=torch.complex64)
+    square, product, power = (
+        one(steps_of(function, numbers), "elementwise")
+        for function in (lambda z: z**2, lambda z: z * 1.5, lambda z: z**1.7)
+    )
+    assert square.dims == product.dims | {"cols": 1024}
+    assert square.variant.kernel == "torch.pow"
+    assert power.variant.kernel == "torch.pow_of_complex"
+
+
 def test_what_is_unknown_is_listed() -> None:
     found = predict_latency(
         Of(torch.linalg.svdvals, 8), GPU, inputs=(ROWS,), phase="training", costs="roofline"
     )  # fmt: skip
     assert any("unknown: aten._linalg_svd" in row["operator"] for row in found.unsupported())
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+def test_what_is_unknown_is_priced_by_figures_alone(device: Device) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), Of(torch.linalg.svdvals, 8))
+    found = predict_latency(module, device, inputs=(ROWS,))
+    kinds, sources = found.by("kind"), found.by("source")
+    assert sources["roofline"] == pytest.approx(kinds["unknown"])
+    assert sources["predicted"] == pytest.approx(kinds["linear"])
 
 
 def test_sizes_that_values_decide_are_named_as_the_reason() -> None:

@@ -46,13 +46,15 @@ def test_parts_do_the_work_of_the_whole(rows: int, count: int, data: st.DataObje
 
 def test_biases_and_a_clamped_activation_cost_more() -> None:
     dims = {"rows": 16, "experts": 32, "active": 4, "ffn": 2880, "hidden": 2880}
-    plain, biased = (
-        PREDICTED.estimate(program(op, Variant.parse(KERNELS[0]), **dims), "h200")
-        for op in ("experts", "biased_experts")
-    )
-    assert plain is not None
-    assert biased is not None
-    assert plain.mean_s + 5e-6 < biased.mean_s < 1.2 * plain.mean_s
+    # One launch clamps and activates on the former.
+    for device, least_s in (("h200", 2e-6), ("v100_sxm2_32gb", 5e-6), ("mi300x", 5e-6)):
+        plain, biased = (
+            PREDICTED.estimate(program(op, Variant.parse(KERNELS[0]), **dims), device)
+            for op in ("experts", "biased_experts")
+        )
+        assert plain is not None
+        assert biased is not None
+        assert plain.mean_s + least_s < biased.mean_s < 1.2 * plain.mean_s
 
 
 def test_what_is_no_mixture_has_no_parts() -> None:

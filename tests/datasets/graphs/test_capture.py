@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -267,16 +268,48 @@ class _Conditional(nn.Module):
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
 
+class _ConditionalLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(
+            x.sum() > 0, lambda x: self.linear(x), lambda x: x - 1, (x,)
+        )  # a function
+
+
+class _Counted(nn.Module):
+    """Computes with numbers that values of tensors decide."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = (x > 0).sum().item()
+        torch._check(count <= 4)  # type: ignore[no-untyped-call]
+        assert 2 * count <= 8
+        return x**count * count + 2 * x.sum().item()
+
+
+def test_numbers_that_values_decide_are_the_hosts_own() -> None:
+    graph = capture(_Counted(), [torch.zeros(4)], eager=True)
+    assert [node.target.removeprefix("aten.") for node in graph.operators()] == [
+        "input", "gt", "sum", "_local_scalar_dense", "pow", "mul", "sum", "_local_scalar_dense",
+        "add",
+    ]  # fmt: skip
+    powers = [json.loads(call.arguments)[0] for call in graph.calls if ".pow." in call.target]
+    assert [math.isnan(exponent) for _, exponent in powers] == [True]
+
+
 @pytest.mark.parametrize(
     ("module", "match"),
     [
+        (_ConditionalLayer(), "; control flow that depends on values of tensors cannot be capt"),
         (_Branches(), "module _Branches: got .* expected a module that torch.export can trace"),
         (_Eigenvalues(), "got 'aten.*eig.* expected an operator whose work is known"),
         (
             _Conditional(),
-            "module _Conditional: got 'cond', expected operators without control flow",
+            "module _Conditional: got 'cond', expected operators, without control flow",
         ),
-        (_Derivative(), "module _Derivative: got '_unwrap_for_grad', expected operators without"),
+        (_Derivative(), "module _Derivative: got '_unwrap_for_grad', expected operators, without"),
     ],
 )
 def test_what_cannot_be_captured_is_one_line(module: nn.Module, match: str) -> None:

@@ -17,6 +17,7 @@ from foreplan.cost_models.lowering.graph_step import Phase
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.ranking import Ranking, rank_devices
 from foreplan.cost_models.replay import predict_latency
+from foreplan.datasets.graphs import transformers_network
 from foreplan.datasets.graphs.capture import capture
 from foreplan.datasets.graphs.transformers_network import (
     TransformersNetwork,
@@ -25,6 +26,12 @@ from foreplan.datasets.graphs.transformers_network import (
 )
 from foreplan.datasets.models.model import Model
 from foreplan.errors import SpecError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREPLAN_CACHE", str(tmp_path / "cache"))
+
 
 TEXT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 BERT = TEXT | {
@@ -206,6 +213,29 @@ def test_what_is_not_priced_is_refused_in_one_line(
     with pytest.raises(SpecError, match=said) as caught:
         network_or_model(_folder(tmp_path, fields))
     assert "\n" not in str(caught.value)
+
+
+def test_a_folders_network_is_built_once_for_its_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = network_or_model(_folder(tmp_path, BERT))
+    vit = network_or_model(_folder(tmp_path, VIT))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("built again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transformers_network, "_build", refuse)
+        assert network_or_model(_folder(tmp_path, BERT)) == first
+        assert network_or_model(_folder(tmp_path, VIT)) == vit
+        (tmp_path / "other").mkdir()
+        other = network_or_model(_folder(tmp_path / "other", BERT))
+        assert other == first.model_copy(update={"path": str(tmp_path / "other/bert")})
+        with pytest.raises(AssertionError):
+            network_or_model(_folder(tmp_path, BERT | {"num_hidden_layers": 1}))
+    for kept in (tmp_path / "cache").glob("*.json"):
+        kept.write_text('{"family": "bert", "parameters": "many"}')
+    assert network_or_model(_folder(tmp_path, BERT)) == first
 
 
 def test_a_refusal_of_transformers_is_told_where_it_begins_with_an_empty_line(

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreplan.datasets.kernels import _expert_routes, _fp8_linear, _fragment_linear, _fragment_rows
+from foreplan.datasets.kernels import (
+    _expert_routes,
+    _fp8_linear,
+    _fragment_linear,
+    _fragment_rows,
+    _row_maps,
+    _token_attention,
+)
 from foreplan.datasets.kernels._cuda_source import cuda_kernel
 from foreplan.datasets.kernels.row_shapes import RowShape
 from foreplan.errors import MissingDataError
@@ -73,4 +80,21 @@ def test_few_rows_of_fp8_are_multiplied_where_there_is_fp8(architecture: str) ->
         assert made
     scales = Path(_fp8_linear.__file__).with_name("_fp8_scales.cu").read_text()
     made, _ = _nvrtc_compile(scales, "fp8_scales", compute_capability=architecture)
+    assert made
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs NVRTC")
+@pytest.mark.parametrize("architecture", ["80", "86", "89", "90", "100", "120"])
+def test_kernels_of_decoding_are_made_for_every_gpu_that_takes_them(architecture: str) -> None:
+    from torch.cuda._utils import _nvrtc_compile
+
+    source = Path(_token_attention.__file__).with_suffix(".cu").read_text()
+    for features, bits in ((64, 8), (96, 16), (128, 16), (256, 8)):
+        given = {"D": features, "BITS": bits, "WARPS": 8, "SHARES": 256}
+        macros = given | {"NAME": "k", "COMBINE": "c"}
+        head = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+        made, _ = _nvrtc_compile(head + source, "k", compute_capability=architecture)
+        assert made
+    rows = Path(_row_maps.__file__).with_suffix(".cu").read_text()
+    made, _ = _nvrtc_compile(rows, "rotated", compute_capability=architecture)
     assert made

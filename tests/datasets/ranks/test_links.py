@@ -108,6 +108,32 @@ def test_nobody_there_is_missing_data_in_time() -> None:
     assert time.monotonic() - started < 290, "it did not give up in time"
 
 
+def test_a_host_that_nobody_knows_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    with pytest.raises(SpecError, match=r"nohost:7.*name or address is known"):
+        connect_link("nohost:7", timeout_s=300)
+
+
+def test_who_called_gives_the_measurement_as_long_as_who_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = []
+
+    def run(settings: list[dict[str, float]], _: object, timeout_s: float) -> dict[str, object]:
+        limits.append((settings[0]["meeting_s"], settings[0]["timeout_s"], timeout_s))
+        return {"samples": [], "beside": [], "waited": [], "lags": [], "unsupported": {}}
+
+    monkeypatch.setattr(links_module, "run_ranks", run)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        connect_link(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=5.0)
+    assert limits == [(5.0, 600.0, 600.0)]
+
+
 def test_an_address_of_another_host_cannot_be_served() -> None:
     with pytest.raises(SpecError, match="of this host"):
         serve_link("192.0.2.1:29400", timeout_s=1)

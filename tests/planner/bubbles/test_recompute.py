@@ -205,7 +205,7 @@ def test_plan_baselines_and_exports_state_it(tmp_path):
     del document["provenance"]["planned_for"]  # or the edit would be refused
     again = foreplan.load_plan(_written(tmp_path, document))
     for target, flag in (
-        ("megatron", "--recompute-granularity full"), ("torchtitan", "checkpoint.mode full")
+        ("megatron", "--recompute-granularity full"), ("torchtitan", "activation-checkpoint:full")
     ):  # fmt: skip
         written = export_plan(again, target, tmp_path / target)
         assert flag in written.files["launch.sh"]

@@ -69,6 +69,16 @@ def test_every_target_writes_what_it_can_read_back(plan: Plan, target: str, tmp_
     subprocess.run(["bash", "-n", script], check=True)
 
 
+def test_what_stops_the_script_stops_the_launcher(plan: Plan, tmp_path: Path) -> None:
+    export_plan(plan, "vllm", tmp_path / "out")
+    (tmp_path / "vllm").write_text("#!/bin/sh\necho $$\n")
+    (tmp_path / "vllm").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MODEL": "m"}
+    command = ["bash", tmp_path / "out" / "launch.sh"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as started:
+        assert started.communicate()[0].split() == [str(started.pid)]
+
+
 @pytest.mark.parametrize("target", [name for name in SERVING if name != "torchrun"])
 def test_a_script_hands_on_the_callers_model_and_words(
     plan: Plan, target: str, tmp_path: Path

@@ -72,19 +72,41 @@ def test_what_was_edited_or_never_written_stays(mixed: Plan, plain: Plan, tmp_pa
     assert left == {"launch.sh", "plan.json", "llm_args.yaml", RECORD_FILE}
     # Edited, it is a plan of its own.
     (tmp_path / "plan.json").write_text(mixed.to_json())
-    with pytest.raises(SpecError, match="another plan"):
+    with pytest.raises(SpecError, match="an edited file"):
         export_plan(plain, "torchrun", tmp_path)
+
+
+def test_what_was_edited_is_not_written_over(mixed: Plan, plain: Plan, tmp_path: Path) -> None:
+    export_plan(mixed, "vllm", tmp_path)
+    script = tmp_path / "launch.sh"
+    written = script.read_text()
+    script.write_text(f"{written}# mine\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for plan, target in ((mixed, "vllm"), (plain, "vllm"), (plain, "llama.cpp")):
+        with pytest.raises(SpecError, match=r"launch\.sh: got 'an edited file'.*folder of its own"):
+            export_plan(plan, target, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    script.write_text(written)
+    export_plan(plain, "vllm", tmp_path)
+    assert script.read_text() != written
+    (
+        tmp_path / RECORD_FILE
+    ).unlink()  # what no record names may be anybody's, unless it is the same
+    export_plan(plain, "vllm", tmp_path)
+    (tmp_path / RECORD_FILE).unlink()
+    with pytest.raises(SpecError, match=r"launch\.sh: got 'another file'"):
+        export_plan(mixed, "vllm", tmp_path)
 
 
 def test_another_plan_is_not_written_over(mixed: Plan, plain: Plan, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(mixed.to_json())
-    with pytest.raises(SpecError, match=r"plan\.json: got 'another plan'.*folder of its own"):
+    with pytest.raises(SpecError, match=r"plan\.json: got 'another file'.*folder of its own"):
         export_plan(plain, "torchrun", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
     assert file.read_text() == mixed.to_json()
     file.write_text("no plan")
-    with pytest.raises(SpecError, match="another plan"):
+    with pytest.raises(SpecError, match="another file"):
         export_plan(mixed, "torchrun", tmp_path)
     # The same plan may lie there, whatever its spaces, and an earlier export is replaced.
     file.write_text(json.dumps(json.loads(mixed.to_json()), indent=7))

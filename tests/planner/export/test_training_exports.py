@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,39 @@ def test_torchtitan_is_told_what_it_would_choose_otherwise(plan: Plan, tmp_path:
     assert "global_batch_size 32" in titan
 
 
+def test_torchtitan_is_told_what_it_computes_again_behind_all_flags(
+    plan: Plan, tmp_path: Path
+) -> None:
+    """A subcommand there, which takes no flag of another group behind it, and no flag ``mode``."""
+    script = export_plan(plan, "torchtitan", tmp_path).files["launch.sh"]
+    assert script.endswith('"$@" activation-checkpoint:none\n')
+    assert "--training.disable_cuda_graphs " in script  # it refuses them beside a pipeline
+    assert "activation_checkpoint.mode" not in script
+    full = export_plan(made(recompute="full"), "torchtitan", tmp_path).files["launch.sh"]
+    assert full.endswith('"$@" activation-checkpoint:full\n')
+    alone = export_plan(made(plan={"dp": 4}), "torchtitan", tmp_path).files["launch.sh"]
+    assert "cuda_graphs" not in alone
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_torchtitans_own_parser_takes_the_flags(recompute: str, tmp_path: Path) -> None:
+    config = pytest.importorskip("torchtitan.config", reason="torchtitan is not installed")
+    pytest.importorskip("torchtitan.models.llama3.config_registry", reason="parts of it lack")
+    (tmp_path / "torchrun").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    export_plan(made(recompute=recompute), "torchtitan", tmp_path / "out")
+    shown = subprocess.run(
+        ["bash", tmp_path / "out/launch.sh", "--module", "llama3", "--config", "llama3_debugmodel"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    words = shown.stdout.splitlines()
+    read = config.ConfigManager().parse_args(words[words.index("torchtitan.train") + 1 :])
+    assert read.parallelism.pipeline_parallel_degree == 2
+    assert read.parallelism.data_parallel_shard_degree == 2
+    assert Path(read.parallelism.pipeline_parallel_schedule_csv).is_file()
+    assert (read.activation_checkpoint is None) == (recompute == "none")
+
+
 def test_unlike_stages_are_lists_of_modules_for_torchtitan(tmp_path: Path) -> None:
     wide = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 60000}
     uneven = made(backbone=wide, plan={"pp": 4}, sequence_length=1024)
@@ -109,7 +143,7 @@ def test_unlike_stages_are_lists_of_modules_for_torchtitan(tmp_path: Path) -> No
     parts = json.loads(written.files["module_parts.json"])
     assert [sum(name.startswith("layers.") for name in part) for part in parts] == layers
     assert parts[0][0] == "tok_embeddings"
-    assert parts[-1][-2:] == ["norm", "output"]
+    assert parts[-1][-2:] == ["norm", "lm_head"]
     names = [name for part in parts for name in part]
     assert names[1:-2] == [f"layers.{k}" for k in range(8)]
     assert "Et*" in export_plan(uneven, "megatron", tmp_path).files["launch.sh"]

@@ -32,9 +32,10 @@ from foreplan.datasets.models.load_model import load_model
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.weights import open_weights
 from foreplan.datasets.program import Variant
+from foreplan.planner.serving.heap_workspace import heap_bytes
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches
 from foreplan.planner.serving.spec import ServingWorkload
-from foreplan.planner.serving.workspace import StageWorkspace, heap_bytes
+from foreplan.planner.serving.workspace import StageWorkspace
 from foreplan.planner.verify import _decoder_layer, _expert_layer
 from foreplan.planner.verify.decoder import DecoderStage
 from foreplan.planner.verify.shard_stage import ShardStage

@@ -53,7 +53,10 @@ def test_torchao_takes_one_recipe_and_says_what_is_lost() -> None:
     assert made["fp32_modules"] == ["c"]
     assert any("memory of bf16" in text for text in made["assumptions"])
     made = torchao_configuration({"a": INT8})
-    assert made["int8"]["config"] == {"output": True, "grad_input": False, "grad_weight": False}
+    assert made["int8"]["config"] == {
+        "output": True, "grad_input": False, "grad_weight": False, "module_swap": True,
+    }  # fmt: skip
+    assert any("memory of fp32" in text for text in made["assumptions"])
     assert made["autocast"]["enabled"]
     assert torchao_configuration({"a": BF16})["assumptions"] == []
 
@@ -70,3 +73,20 @@ def test_torchao_takes_one_recipe_and_says_what_is_lost() -> None:
 def test_what_torchao_cannot_express_is_refused(plan: dict[str, str]) -> None:
     with pytest.raises(SpecError, match=r"operator b.*apply_precision carries the plan out"):
         torchao_configuration(plan)
+
+
+@pytest.mark.parametrize(("text", "products"), [(INT8, 1), (INT8_ALL, 3)])
+def test_torchao_computes_in_int8_what_is_planned(text: str, products: int) -> None:
+    """With weights in place of modules (its default) torchao 0.18 computes none of it in int8."""
+    training = pytest.importorskip(
+        "torchao.prototype.quantized_training", reason="torchao is not installed"
+    )
+    from torchao.quantization import quantize_
+
+    made = torchao_configuration({"0": text, "1": BF16})["int8"]
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    config = training.Int8MixedPrecisionTrainingConfig(**made["config"])
+    quantize_(model, config, filter_fn=lambda _, name: name in made["modules"])
+    with torch.profiler.profile() as run, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.randn(32, 64, requires_grad=True)).float().sum().backward()
+    assert {e.key: e.count for e in run.key_averages()}["aten::_int_mm"] == products
