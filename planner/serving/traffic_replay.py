@@ -1,7 +1,7 @@
 """Traffic replayed on a serving plan with continuous batching.
 
-Requests go to the replica with the least work for its rate; `replica_server` decides which of them
-are in which pass.
+Requests go to the replica with the least work for its rate; `Batching` decides which of them are in
+which pass, `replica_server` what that costs.
 
 What comes out is a `Schedule`, timed by the same simulator as every plan: an arrival is an action
 without resources that ends when the request comes. The policy's own clock only decides who is in
@@ -115,9 +115,10 @@ def replay(
         where = request.source or f"request {index + 1}"
         room = [i for i, server in enumerate(servers) if server.holds(request, where)]
         if not room:
+            most = max(server.limits.cache_tokens for server in servers)
             raise SpecError(
                 where, got=f"{request.prompt_tokens + request.new_tokens} tokens",
-                expected=f"at most the {max(s.cache_tokens for s in servers)} that a cache holds",
+                expected=f"at most the {most} that a cache holds",
             )  # fmt: skip
         k = min(room, key=lambda i: (load[i] + servers[i].work_s(request), i))
         load[k] += servers[k].work_s(request)
