@@ -40,7 +40,14 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None, :] + turned * sin[:, None, :]
 
 
-def _cache_write(cache_k: Tensor, cache_v: Tensor, k: Tensor, v: Tensor, position: int) -> None:
+def _cache_write(
+    cache_k: Tensor, cache_v: Tensor, k: Tensor, v: Tensor, position: int | Tensor
+) -> None:
+    if isinstance(position, Tensor):  # one new token of each request, at a position of its own
+        rows = torch.arange(len(position), device=position.device)
+        cache_k[rows, :, position] = k[:, 0]
+        cache_v[rows, :, position] = v[:, 0]
+        return
     end = position + k.shape[1]
     cache_k[:, :, position:end].copy_(k.transpose(1, 2))
     cache_v[:, :, position:end].copy_(v.transpose(1, 2))
@@ -48,7 +55,7 @@ def _cache_write(cache_k: Tensor, cache_v: Tensor, k: Tensor, v: Tensor, positio
 
 def _attention(
     q: Tensor, cache_k: Tensor, cache_v: Tensor, keys: int, window: int | None = None, *,
-    dtype: torch.dtype,
+    dtype: torch.dtype, seen: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     batch, queries, heads, head_dim = q.shape
     kv_heads = cache_k.shape[1]
@@ -62,7 +69,8 @@ def _attention(
             # One bf16 query takes a slow path of the CPU kernel; two equal ones take a third of
             # its time.
             folded = folded.expand(batch, kv_heads, 2, head_dim)
-        out = F.scaled_dot_product_attention(folded, k, v)
+        mask = None if seen is None else seen[:, None, None]
+        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
         if heads == kv_heads:
             out = out[:, :, :1]
         return out.reshape(batch, 1, heads, head_dim).to(q.dtype)
