@@ -262,9 +262,7 @@ class ServingKernels:
         return self._forced[rows, step - 1] if self._mode == "forced" else self._tokens[rows]
 
 
-def load_stage(
-    stage: DecoderStage, model: Model, chosen: StageDecision, seed: int
-) -> None:
+def load_stage(stage: DecoderStage, model: Model, chosen: StageDecision, seed: int) -> None:
     """Load a stage's weights with the kernels of its decision.
 
     Args:

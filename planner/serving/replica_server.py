@@ -79,7 +79,7 @@ class ReplicaServer:
 
     def __init__(
         self, problem: Problem[Any], decision: ServingDecision, batch: int, number: int, first: int,
-        log: ReplayLog,
+        log: ReplayLog, paces: Sequence[float] = (),
     ) -> None:  # fmt: skip
         """Price the planned passes.
 
@@ -90,9 +90,12 @@ class ReplicaServer:
             number: of the replica.
             first: rank of its first stage in the schedule.
             log: where its actions go.
+            paces: of each stage, how many times as long its passes take as they cost; 1 if left
+                out.
         """
         self._problem, self._decision, self._log = problem, decision, log
         self._number, self._first = number, first
+        self._paces = paces or [1.0] * len(decision.stages)
         self._model = serving_model(problem)
         self._kernels = [stage_kernels(stage) for stage in decision.stages]
         self._ranks = [problem.cluster.ranks()[stage.rank] for stage in decision.stages]
@@ -262,6 +265,7 @@ class ReplicaServer:
             parts.update(dict(exchanged))
             made = Segment(phase, tuple(parts.items()))
             seconds = self._problem.costs.cost(made, self._ranks[stage].label).mean_s
+            seconds *= self._paces[stage]
             self._works[key] = (made, seconds)
         return self._works[key]
 

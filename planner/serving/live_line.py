@@ -1,0 +1,183 @@
+"""`LiveLine`: messages of one stage of a live run, and the times of its passes. Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from foreplan.cost_models.costs import HostLaunch
+from foreplan.cost_models.schedule import Action
+from foreplan.errors import ForeplanError, VerificationError
+from foreplan.planner.verify.clock import HostClock
+from foreplan.planner.verify.gloo_channels import GlooChannels
+from foreplan.planner.verify.rank_program import Step
+
+#: Messages of a pass on one rank: an order received and one sent, and the same of what is computed.
+_MESSAGES = 4
+
+Times = tuple[tuple[int, int], ...]
+#: A slot, its requests by row, and their new tokens.
+Back = tuple[int, tuple[int, ...], Tensor]
+
+
+class LiveLine:
+    """See the module.
+
+    Args:
+        channels: to the other ranks, made for a clock.
+        ring: ranks of the replica's stages, in order.
+        place: which of them this is.
+        most: passes of a run.
+
+    Attributes:
+        away: passes whose tokens are not back yet.
+    """
+
+    def __init__(
+        self, channels: Callable[[HostClock], GlooChannels], ring: Sequence[int], place: int,
+        most: int,
+    ) -> None:  # fmt: skip
+        self._clock = HostClock(_MESSAGES * (most + 1))
+        self._channels = channels(self._clock)
+        self._slots = len(ring)
+        self._before = ring[place - 1], ring[place]
+        self._behind = ring[place], ring[(place + 1) % len(ring)]
+        self._places = 0
+        self._tags: Counter[tuple[str, str]] = Counter()
+        self._sending: deque[int] = deque()
+        self._computed: list[tuple[int, int]] = []
+        self._received: list[int] = []
+        self._sent: list[int] = []
+        self.away = 0
+        self._awaited: queue.SimpleQueue[tuple[int, Back] | None] = queue.SimpleQueue()
+        self._returned: queue.SimpleQueue[Back | ForeplanError] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    # What is computed --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Stamp a pass."""
+        start = time.monotonic_ns()
+        yield
+        self._computed.append((start, time.monotonic_ns()))
+
+    def send(self, made: Tensor) -> None:
+        """Send what a pass has made to the next stage, the last one to the first."""
+        self._sent.append(self._send(made, "data"))
+
+    def receive(self, x: Tensor) -> None:
+        """Wait for what the stage before has made."""
+        place = self._post(x, "recv", "data")
+        self._channels.wait(place)
+        self._received.append(place)
+
+    # Orders ------------------------------------------------------------------------------------
+
+    def send_order(self, order: Tensor) -> None:
+        """Tell the next stage of a pass."""
+        self._send(order, "order")
+
+    def expect_order(self, order: Tensor) -> int:
+        """Post the receive of the next one; what `wait` takes."""
+        return self._post(order, "recv", "order")
+
+    def wait(self, place: int) -> None:
+        """Wait for an order."""
+        self._channels.wait(place)
+
+    # Tokens, on the first stage ----------------------------------------------------------------
+
+    def expect_tokens(self, slot: int, members: tuple[int, ...], tokens: Tensor) -> None:
+        """Post the receive of a pass's tokens; `back` will hand them out."""
+        place = self._post(tokens, "recv", "data")
+        self._received.append(place)
+        self.away += 1
+        self._awaited.put((place, (slot, members, tokens)))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._await, daemon=True)
+            self._thread.start()
+
+    def back(self, patience_s: float | None) -> Back | None:
+        """The next pass that is back.
+
+        Args:
+            patience_s: how long to wait for it; ``None`` for as long as it takes.
+
+        Returns:
+            ``None`` where nothing is back by then.
+
+        Raises:
+            ConnectionLost: another rank has gone.
+        """
+        if not self.away:
+            if patience_s is None:
+                raise VerificationError("nothing is served and nothing comes")  # a bug
+            if patience_s:
+                time.sleep(patience_s)
+            return None
+        try:
+            found = (
+                self._returned.get(timeout=patience_s)
+                if patience_s != 0
+                else (self._returned.get_nowait())
+            )
+        except queue.Empty:
+            return None
+        if isinstance(found, ForeplanError):
+            raise found
+        self.away -= 1
+        return found
+
+    def _await(self) -> None:
+        """Wait for tokens, on a thread of its own: the stage has to see who arrives meanwhile."""
+        while (awaited := self._awaited.get()) is not None:
+            place, back = awaited
+            try:
+                self._channels.wait(place)
+            except ForeplanError as error:
+                self._returned.put(error)
+                return
+            self._returned.put(back)
+
+    # Its end -----------------------------------------------------------------------------------
+
+    def times(self) -> tuple[Times, Times, Times]:
+        """Nanoseconds of what was computed, received and sent, pass by pass; ends the line."""
+        while self._sending:
+            self._channels.wait(self._sending.popleft())
+        if self._thread is not None:
+            self._awaited.put(None)
+            self._thread.join()
+        start, end = self._clock.stamps()
+        received, sent = (
+            tuple((start[k], end[k]) for k in places) for places in (self._received, self._sent)
+        )
+        return tuple(self._computed), received, sent
+
+    def _send(self, tensor: Tensor, sort: str) -> int:
+        place = self._post(tensor, "send", sort)
+        self._sending.append(place)
+        # Two messages a pass: those of a pass that was begun a whole round earlier have arrived.
+        while len(self._sending) > 2 * self._slots:
+            self._channels.wait(self._sending.popleft())
+        return place
+
+    def _post(self, tensor: Tensor, op: Literal["send", "recv"], sort: str) -> int:
+        number = self._tags[op, sort]
+        self._tags[op, sort] += 1
+        group = self._behind if op == "send" else self._before
+        place, self._places = self._places, self._places + 1
+        step = Step(
+            place, Action(op, group[0], HostLaunch(0)), op, group=group,
+            tag=2 * number + (sort == "order"),
+        )  # fmt: skip
+        self._channels.post(place, step, tensor)
+        return place
