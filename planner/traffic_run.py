@@ -20,10 +20,12 @@ from foreplan.cost_models.memory import show_bytes
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.specs import validate
 from foreplan.errors import InfeasibleError, SpecError
+from foreplan.planner.plan import decision_of
 from foreplan.planner.plan_paths import check_there
 from foreplan.planner.planned_for import check_planned_for
 from foreplan.planner.registry import planner as find_planner
 from foreplan.planner.serving.batching import BatchLimits
+from foreplan.planner.serving.cache_rows import cache_rows
 from foreplan.planner.serving.live_replay import live_replay
 from foreplan.planner.serving.live_traffic import LiveRecord, LiveTraffic
 from foreplan.planner.serving.planner import serving_model
@@ -53,6 +55,9 @@ from foreplan.planner.verify.wire import WireGarbled
 COMPARED = 16
 #: What is judged by the tolerance: the rest of the times has fewer requests behind it.
 JUDGED = ("throughput_tokens_per_s", "latency_p50_s")
+#: What oneDNN may keep on each processor, beside the plan's memory, for the numbers of rows that
+#: traffic brings; see `foreplan.planner.serving.batching.BUCKET`.
+KERNELS_BYTES = 512 << 20
 _LOAD_S = 900.0
 
 
@@ -185,25 +190,27 @@ def _candidate(asked: TrafficProblem) -> Candidate:
             "--traffic", got=f"{len(stages)} stages", expected="fewer: of so many, a run draws some"
         )
     candidate.check("gloo", hosts[0])
-    _check_rows(asked, candidate)
+    check_rows(asked)
     return candidate
 
 
-def _check_rows(asked: TrafficProblem, candidate: Candidate) -> None:
+def check_rows(asked: TrafficProblem) -> None:
     """Refuse where a stage has no room for the rows of its cache.
 
-    A slot's rows follow each other, so that every slot has as many as it may ever hold, which may
-    be more in all than are held at once.
+    Of more than two slots each has rows of its own for as many requests as it may ever hold, which
+    may be more in all than are held at once.
+
+    Raises:
+        InfeasibleError: says how much is lacking.
     """
     planner = find_planner(asked.plan.kind)
-    decision = validate(planner.decision_type, candidate.decision, "decision")
-    ledgers = iter(planner.memory(asked.problem, decision))
+    ledgers = iter(planner.memory(asked.problem, decision_of(asked.plan)))
     for number, (replica, batch) in enumerate(asked.replicas):
         limits = BatchLimits.of(replica, batch, 1)
         for stage in replica.stages:
             ledger = next(ledgers)
             cache = ledger.items.get("kv_cache", 0)
-            more = cache * (limits.slots * limits.share - batch) / batch
+            more = cache * (cache_rows(limits)[0] - batch) / batch
             if ledger.free_bytes is not None and more > ledger.free_bytes:
                 raise InfeasibleError(
                     f"replica {number}: the cache of {stage.device} needs {show_bytes(int(more))} "
@@ -246,7 +253,7 @@ class _Served:
         self._say(f"loading the plan's {len(self._candidate.ranks)} ranks")
         ranks = self._candidate.ranks
         jobs = [
-            job.model_copy(update={"kind": "live"})
+            job.model_copy(update={"kind": "live", "capacity_bytes": _capped(job)})
             for job in self._candidate.jobs("gloo", mode, self._timeout_s)
         ]
         group = self._fleet.start(jobs, [rank.index for rank in ranks], _LOAD_S)
@@ -293,6 +300,11 @@ class _Served:
         return found if isinstance(found, dict) else {}
 
 
+def _capped(job: Job) -> int | None:
+    """A rank's memory: what its device has, and what kernels of so many sizes take beside it."""
+    return None if job.capacity_bytes is None else job.capacity_bytes + KERNELS_BYTES
+
+
 def _record_of(answer: Mapping[str, Any]) -> LiveRecord:
     try:
         return validate(LiveRecord, answer.get("record"), "record")
@@ -308,8 +320,8 @@ def _rounds(
     group, devices = run.start("fast")
     found, paces = [], []
     try:
-        say("warm-up")
-        run.serve(group, _warming(traffic), -1)
+        say("warm-up")  # of the same passes: each new number of rows costs a processor a kernel
+        run.serve(group, traffic, -1)
         before = pacer.take()
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
@@ -325,13 +337,6 @@ def _rounds(
     finally:
         group.stop()
     return found, paces, devices
-
-
-def _warming(traffic: LiveTraffic) -> LiveTraffic:
-    """As many as are held together, at once: every kernel runs, and no page is touched first."""
-    queues = [queue[:batch] for queue, batch in zip(traffic.queues, traffic.batches, strict=True)]
-    at_once = tuple((0.0, prompt, new) for _, prompt, new in traffic.requests)
-    return traffic.model_copy(update={"requests": at_once, "queues": tuple(queues)})
 
 
 def _agreement(run: _Served, asked: TrafficProblem, say: Callable[[str], None]) -> AgreementResult:

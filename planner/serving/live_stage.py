@@ -20,8 +20,8 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import validate
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
-from foreplan.planner.serving.batching import Batching, BatchLimits, RequestPass
-from foreplan.planner.serving.cache_rows import CacheRows
+from foreplan.planner.serving.batching import Batching, BatchLimits, RequestPass, padded
+from foreplan.planner.serving.cache_rows import CacheRows, cache_rows
 from foreplan.planner.serving.kernels import load_stage
 from foreplan.planner.serving.live_line import LiveLine
 from foreplan.planner.serving.live_order import LiveOrder
@@ -52,6 +52,7 @@ class LiveStage:
     Attributes:
         slots: batches in flight, one a stage.
         share: most requests of each.
+        positions: see above.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class LiveStage:
         self._model, self._decision, self._number = model, decision, number
         self._place, self._first, self._seed = stage, first, seed
         limits = BatchLimits.of(decision, batch, 1)
-        self.share, self.slots = limits.share, limits.slots
+        self.share, self.slots, self.positions = limits.share, limits.slots, positions
         self._dtype = torch.float32 if mode == "reference" else torch.bfloat16
         chosen = decision.stages[stage]
         self._stage = RequestStage(
-            model, chosen.start, chosen.end, rows=limits.slots * limits.share,
-            positions=positions, reference=mode == "reference",
+            model, chosen.start, chosen.end, rows=cache_rows(limits)[0], positions=positions,
+            reference=mode == "reference",
         )  # fmt: skip
         load_stage(self._stage, model, chosen, seed)
 
@@ -135,7 +136,8 @@ class LiveStage:
             meet()
             if self._place == 0:
                 limits = traffic.limits(self._number, self._decision)
-                return _First(self, line, Batching(requests, queue, limits), prompts).run()
+                rows = cache_rows(limits)[1]
+                return _First(self, line, Batching(requests, queue, limits), rows, prompts).run()
             return self._follow(line, time.monotonic_ns())
         finally:
             if collecting:
@@ -145,8 +147,9 @@ class LiveStage:
         """Move rows and take a pass through the stage."""
         for move in order.moves:
             self._stage.move(*move)
-        take = self._stage.fill if order.phase == PREFILL else self._stage.extend
-        return take(order.first, order.lengths, x)
+        if order.phase == PREFILL:
+            return self._stage.fill(order.first, order.lengths, order.tokens, x)
+        return self._stage.extend(order.first, order.lengths, x)
 
     def _follow(self, line: LiveLine, begin_ns: int) -> LiveRecord:
         """Carry out what the first stage tells, until it says that this was all."""
@@ -176,11 +179,11 @@ class _First:
     """The first stage's part of a run."""
 
     def __init__(
-        self, stage: LiveStage, line: LiveLine, batching: Batching, prompts: dict[int, Tensor]
-    ) -> None:
+        self, stage: LiveStage, line: LiveLine, batching: Batching, rows: Sequence[CacheRows],
+        prompts: dict[int, Tensor],
+    ) -> None:  # fmt: skip
         self._stage, self._line = stage, line
-        self._batching, self._prompts = batching, prompts
-        self._rows = [CacheRows(k * stage.share, stage.share) for k in range(stage.slots)]
+        self._batching, self._rows, self._prompts = batching, rows, prompts
         self._lengths: dict[int, int] = {}
         self._tokens: dict[int, list[int]] = {index: [] for index in prompts}
         self._passes: list[RequestPass] = []
@@ -228,15 +231,17 @@ class _First:
         """Begin a pass; its requests by row and their tokens where there is no other stage."""
         rows, line, several = self._rows[one.slot], self._line, self._stage.slots > 1
         moves = tuple((a, b, self._lengths[i]) for a, b, i in rows.drop(one.ended))
-        first = rows.add(one.members) if one.phase == PREFILL else rows.begin
+        first = rows.add(one.members) if one.phase == PREFILL else rows.first
         members = one.members if one.phase == PREFILL else rows.members
         known = dict(zip(one.members, one.lengths, strict=True))
         self._lengths.update(known)
-        order = LiveOrder(one.phase, first, tuple(known[i] for i in members), moves)
+        lengths = tuple(known[i] for i in members)
+        tokens = padded(max(lengths), self._stage.positions) if one.phase == PREFILL else 1
+        order = LiveOrder(one.phase, first, tokens, lengths, moves)
         if several:
             line.send_order(order.write(self._stage.share))
         if one.phase == PREFILL:
-            x = torch.zeros(len(members), max(order.lengths), dtype=torch.int64)
+            x = torch.zeros(len(members), tokens, dtype=torch.int64)
             for row, index in enumerate(members):
                 x[row, : known[index]] = self._prompts[index]
         else:
@@ -300,7 +305,7 @@ def _alone(
         length, made = requests[index].prompt_tokens, []
         x = prompt_of(model, seed, index, length)[None]
         for stage in stages:
-            x = stage.fill(0, (length,), x)
+            x = stage.fill(0, (length,), length, x)
         made.append(int(x))
         while len(made) < requests[index].new_tokens:
             for stage in stages:

@@ -17,16 +17,12 @@ from foreplan.cost_models.schedule import COMPUTE
 from foreplan.cost_models.schedule_builder import ScheduleBuilder
 from foreplan.errors import SpecError
 from foreplan.planner.base import Problem
-from foreplan.planner.serving.batching import Batching, BatchLimits, RequestPass
+from foreplan.planner.serving.batching import BUCKET, Batching, BatchLimits, RequestPass, padded
 from foreplan.planner.serving.pipeline import TOKEN_BYTES, stage_kernels
 from foreplan.planner.serving.planner import ServingPlanner, serving_model
 from foreplan.planner.serving.pricing import DECODE, PREFILL, MicroBatches, Pricing
 from foreplan.planner.serving.spec import ServingDecision
 from foreplan.planner.serving.traffic import Request
-
-#: Lengths are priced at the next multiple of this many tokens: a pass is overstated by 31 tokens a
-#: request at most, and few works have to be priced.
-BUCKET = 32
 
 
 @dataclass
@@ -101,6 +97,7 @@ class ReplicaServer:
         self._ranks = [problem.cluster.ranks()[stage.rank] for stage in decision.stages]
         workload = problem.workload.model_copy(update={"batch": batch})
         self._workload = workload
+        self._longest = workload.prompt_tokens + workload.new_tokens
         planned = Problem(problem.model, problem.cluster, workload, problem.costs, problem.seed)
         self.limits = BatchLimits.of(decision, batch, cache_tokens(planned, decision))
         self.most_cached, self.most_held = 0.0, 0
@@ -178,7 +175,8 @@ class ReplicaServer:
         if slot.back >= 0 and slot.back not in needed:
             needed = (*needed, slot.back)
         clock.steps += 1
-        length = math.fsum(one.lengths) / len(one.lengths)
+        longest = max(one.lengths)
+        length = padded(longest, self._longest) if one.phase == PREFILL else longest
         slot.ready_s, last, slot.back = self._send_through(
             one.phase, len(one.members), length, start, needed, one.slot, clock
         )
@@ -186,7 +184,7 @@ class ReplicaServer:
         self._log.clock.append((slot.back, slot.ready_s))
 
     def _send_through(
-        self, phase: str, count: int, length: float, start: float, needed: tuple[int, ...],
+        self, phase: str, count: int, length: int, start: float, needed: tuple[int, ...],
         slot: int, clock: _Clock,
     ) -> tuple[float, int, int]:  # fmt: skip
         """Emit a pass; (when it is back on the first stage, its last action, the return's)."""
@@ -209,10 +207,10 @@ class ReplicaServer:
         return at, last, done
 
     def _hop(
-        self, phase: str, count: int, length: float, source: int, target: int, at: float,
+        self, phase: str, count: int, length: int, source: int, target: int, at: float,
         after: int, slot: int, clock: _Clock,
     ) -> tuple[float, int]:  # fmt: skip
-        tokens = count * (_bucket(length) if phase == PREFILL and target else 1)
+        tokens = count * (length if phase == PREFILL and target else 1)
         key = (phase, tokens, source, target)
         if key not in self._hops:
             size = tokens * (2 * self._model.hidden if target else TOKEN_BYTES)
@@ -235,22 +233,35 @@ class ReplicaServer:
         clock.links[source, target] = at
         return at, received
 
-    def _pass_s(self, phase: str, count: int, length: float) -> list[float]:
+    def _pass_s(self, phase: str, count: int, length: int) -> list[float]:
         return [self._work(stage, phase, count, length)[1] for stage in range(len(self._ranks))]
 
-    def _work(self, stage: int, phase: str, count: int, length: float) -> tuple[Segment, float]:
-        """A stage's pass over ``count`` requests of a mean length, and its seconds."""
-        bucket = _bucket(length)
-        key = (stage, phase, count, bucket)
+    def _work(self, stage: int, phase: str, count: int, length: int) -> tuple[Segment, float]:
+        """A stage's pass over ``count`` requests, padded or masked to a length, and its seconds.
+
+        Between two multiples of `BUCKET` a decode step is interpolated, because attention is close
+        to linear in the keys: few works have to be priced.
+        """
+        if phase == PREFILL:
+            return self._priced(stage, phase, count, length)
+        above = max(math.ceil(length / BUCKET), 1) * BUCKET
+        work, seconds = self._priced(stage, phase, count, above)
+        if length < above > BUCKET:
+            below_s = self._priced(stage, phase, count, above - BUCKET)[1]
+            seconds -= (above - length) / BUCKET * (seconds - below_s)
+        return work, seconds
+
+    def _priced(self, stage: int, phase: str, count: int, length: int) -> tuple[Segment, float]:
+        key = (stage, phase, count, length)
         if key not in self._works:
             decided, kernels = self._decision.stages[stage], self._kernels[stage]
-            update = {"prompt_tokens": bucket, "batch": count}
+            update = {"prompt_tokens": length, "batch": count}
             pricing = Pricing(
                 self._model, self._workload.model_copy(update=update), self._problem.costs,
                 decided.degree,
             )  # fmt: skip
             sizes = MicroBatches(count, count)
-            keys = None if phase == PREFILL else bucket
+            keys = None if phase == PREFILL else length
             layers = pricing.layers(kernels, decided.start, decided.bits, phase, sizes, keys)
             parts: Counter[Work] = Counter(dict(layers))
             if stage == 0:
@@ -268,10 +279,6 @@ class ReplicaServer:
             seconds *= self._paces[stage]
             self._works[key] = (made, seconds)
         return self._works[key]
-
-
-def _bucket(length: float) -> int:
-    return max(BUCKET, math.ceil(length / BUCKET) * BUCKET)
 
 
 def cache_tokens(problem: Problem[Any], decision: ServingDecision) -> int:

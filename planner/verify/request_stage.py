@@ -45,22 +45,23 @@ class RequestStage(DecoderStage):
         )  # fmt: skip
 
     @torch.inference_mode()
-    def fill(self, first: int, lengths: Sequence[int], x: Tensor) -> Tensor:
+    def fill(self, first: int, lengths: Sequence[int], tokens: int, x: Tensor) -> Tensor:
         """Take prompts through the stage.
 
         Args:
             first: row of the first; the others follow it.
             lengths: tokens of each prompt.
-            x: first stage: token ids ``[batch, longest]``, shorter prompts padded behind; others:
-                the peer's result ``[batch * longest, hidden]``.
+            tokens: that each is padded to, behind.
+            x: first stage: token ids ``[batch, tokens]``; others: the peer's result ``[batch *
+                tokens, hidden]``.
 
         Returns:
-            The residual stream ``[batch * longest, hidden]``, or on the last stage the next token
+            The residual stream ``[batch * tokens, hidden]``, or on the last stage the next token
             ids ``[batch]``.
         """
-        batch, longest = len(lengths), max(lengths)
-        now = self._at(PREFILL, batch, longest, 0)
-        if min(lengths) < longest:
+        batch = len(lengths)
+        now = self._at(PREFILL, batch, tokens, 0)
+        if min(lengths) < tokens:
             now = now._replace(unequal=self._unequal([n - 1 for n in lengths], None))
         return self._through(x, now, self._views(first, batch))
 

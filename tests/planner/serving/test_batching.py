@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreplan.planner.serving.batching import Batching, BatchLimits
-from foreplan.planner.serving.cache_rows import CacheRows
+from foreplan.planner.serving.batching import Batching, BatchLimits, padded
+from foreplan.planner.serving.cache_rows import CacheRows, cache_rows
 from foreplan.planner.serving.live_order import LiveOrder
 from foreplan.planner.serving.traffic import Request
 
@@ -89,10 +89,10 @@ def test_a_request_waits_until_caches_have_room_for_all_of_it():
     assert passes[0].members == (0, 1)
 
 
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_rows_have_no_gaps_and_moves_bring_what_they_say(data):
-    rows, memory, known = CacheRows(3, 6), dict.fromkeys(range(3, 9), -1), 0
+@given(st.data(), st.booleans())
+def test_rows_have_no_gaps_and_moves_bring_what_they_say(data, down):
+    begin = 8 if down else 3
+    rows, memory, known = CacheRows(begin, 6, down=down), dict.fromkeys(range(3, 9), -1), 0
     for _ in range(data.draw(st.integers(1, 8))):
         members = rows.members
         ended = data.draw(st.sets(st.sampled_from(members))) if members else set()
@@ -101,25 +101,49 @@ def test_rows_have_no_gaps_and_moves_bring_what_they_say(data):
             assert memory[target] == request
         assert set(rows.members) == set(members) - ended
         joining = data.draw(st.integers(0, 6 - len(rows.members)))
-        first = rows.add(range(known, known + joining))
-        for k in range(joining):
-            memory[first + k] = known + k
-        known += joining
-        assert [memory[3 + k] for k in range(len(rows.members))] == list(rows.members)
+        if joining:
+            first = rows.add(range(known, known + joining))
+            for k in range(joining):
+                memory[first + k] = known + k
+            known += joining
+        if rows.members:
+            assert begin in (rows.first, rows.first + len(rows.members) - 1)
+            found = [memory[rows.first + k] for k in range(len(rows.members))]
+            assert found == list(rows.members)
+
+
+@pytest.mark.parametrize("batch", [5, 6, 9])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_slots_never_have_a_row_in_common(slots, batch):
+    limits = BatchLimits(slots, batch, max(4, -(-batch // slots)), 2, 1000)
+    count, rows = cache_rows(limits)
+    held = 0
+    for k, own in enumerate(rows):  # as many as ever
+        joining = min(limits.share, batch - held)
+        if joining:
+            own.add(range(100 * k, 100 * k + joining))
+            held += joining
+    taken = [own.first + j for own in rows for j in range(len(own.members))]
+    assert len(set(taken)) == len(taken) == held
+    assert set(taken) <= set(range(count))
 
 
 def test_an_order_is_read_as_it_was_written():
     for order in (
-        LiveOrder("prefill", 3, (20, 7), ((5, 3, 12),)),
-        LiveOrder("decode", 0, (9,)),
+        LiveOrder("prefill", 3, 32, (20, 7), ((5, 3, 12),)),
+        LiveOrder("decode", 0, 1, (9,)),
     ):
         told = order.write(4)
         assert told.dtype == torch.int64
         assert len(told) == LiveOrder.size(4)
         assert LiveOrder.read(told) == order
     assert LiveOrder.read(LiveOrder.stop(4)) is None
-    assert LiveOrder("prefill", 0, (20, 7)).rows == 40
-    assert LiveOrder("decode", 0, (20, 7)).rows == 2
+    assert LiveOrder("prefill", 0, 32, (20, 7)).rows == 64
+    assert LiveOrder("decode", 0, 1, (20, 7)).rows == 2
+
+
+def test_prompts_are_padded_to_buckets_within_what_is_planned():
+    assert [padded(n, 80) for n in (1, 32, 33, 70, 100)] == [32, 32, 64, 80, 100]
 
 
 def test_limits_leave_no_stage_idle():

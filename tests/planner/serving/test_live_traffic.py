@@ -17,7 +17,7 @@ from foreplan.planner.report.traffic_tables import served_tables
 from foreplan.planner.serving.live_replay import live_replay
 from foreplan.planner.serving.live_traffic import LivePass, LiveRecord
 from foreplan.planner.serving.traffic_problem import TrafficProblem
-from foreplan.planner.traffic_run import serve_traffic
+from foreplan.planner.traffic_run import check_rows, serve_traffic
 from foreplan.planner.verify.wire import WireGarbled
 
 ASKED = {"batch": 4, "prompt_tokens": 24, "new_tokens": 6, "bits": 16}
@@ -166,13 +166,15 @@ def test_what_cannot_be_served_here_is_refused_before_anything_starts(two_proces
 
 
 def test_a_cache_without_room_for_every_slot_is_refused(two_processors, tmp_path):
+    text = two_processors.read_text().replace("count: 2", "count: 3")
+    two_processors.write_text(text.replace("268435456", "17000000"))
     asked = asked_of(
-        "serving", two_stages(two_processors), tmp_path, batch=16, decode_microbatch=16,
-        prefill_microbatch=1, prompt_tokens=240, new_tokens=6, bits=8,
+        "serving", two_processors, tmp_path, batch=16, decode_microbatch=16, prefill_microbatch=1,
+        prompt_tokens=200, bits=8,
     )  # fmt: skip
-    assert len(asked.replicas[0][0].stages) == 2
-    with pytest.raises(InfeasibleError, match=r"replica 0: the cache of .* for 2 batches of up"):
-        serve_traffic(asked)
+    assert len(asked.replicas[0][0].stages) == 3
+    with pytest.raises(InfeasibleError, match=r"replica 0: the cache of .* for 3 batches of up"):
+        check_rows(asked)
 
 
 def test_ranks_that_speak_of_other_passes_are_no_run(two_processors, tmp_path):
@@ -199,12 +201,12 @@ def test_ranks_that_speak_of_other_passes_are_no_run(two_processors, tmp_path):
 
 def test_a_rank_that_fails_is_named(two_processors, tmp_path, monkeypatch):
     asked = asked_of("serving", two_processors, tmp_path)
-    warming = traffic_run._warming
+    told = traffic_run._traffic
 
-    def broken(traffic):  # a replica that the rank does not know of
-        return warming(traffic).model_copy(update={"queues": ()})
+    def broken(asked, requests):  # without the replica that the rank is of
+        return told(asked, requests).model_copy(update={"queues": ()})
 
-    monkeypatch.setattr(traffic_run, "_warming", broken)
+    monkeypatch.setattr(traffic_run, "_traffic", broken)
     with pytest.raises(VerificationError, match=r"rank 0 \(localhost/cpu:threads=1.*IndexError"):
         serve_traffic(asked)
 

@@ -83,11 +83,11 @@ def test_unequal_requests_say_what_each_says_alone(name, cache, tmp_path):
     tokens: list[list[int]] = [[] for _ in prompts]
 
     def fill(first: int, members: list[int]) -> None:
-        longest = max(LENGTHS[i] for i in members)
-        ids = torch.zeros(len(members), longest, dtype=torch.int64)
+        tokens_each = 2 + max(LENGTHS[i] for i in members)
+        ids = torch.zeros(len(members), tokens_each, dtype=torch.int64)
         for row, i in enumerate(members):
             ids[row, : LENGTHS[i]] = prompts[i]
-        made = stage.fill(first, [LENGTHS[i] for i in members], ids)
+        made = stage.fill(first, [LENGTHS[i] for i in members], tokens_each, ids)
         for i, token in zip(members, made.tolist(), strict=True):
             tokens[i].append(token)
 
