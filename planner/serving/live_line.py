@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from foreplan.cost_models.costs import HostLaunch
@@ -25,6 +26,8 @@ _MESSAGES = 4
 Times = tuple[tuple[int, int], ...]
 #: A slot, its requests by row, and their new tokens.
 Back = tuple[int, tuple[int, ...], Tensor]
+#: An order and what its pass begins with.
+Begun = tuple[Tensor, Tensor]
 
 
 class LiveLine:
@@ -46,19 +49,23 @@ class LiveLine:
     ) -> None:  # fmt: skip
         self._clock = HostClock(_MESSAGES * (most + 1))
         self._channels = channels(self._clock)
-        self._slots = len(ring)
+        self._slots, self._first = len(ring), ring[0]
         self._before = ring[place - 1], ring[place]
         self._behind = ring[place], ring[(place + 1) % len(ring)]
         self._places = 0
         self._tags: Counter[tuple[str, str]] = Counter()
-        self._sending: deque[int] = deque()
+        # Apart, because orders are passed on by a thread of their own.
+        self._sending: dict[str, deque[int]] = {"order": deque(), "data": deque()}
         self._computed: list[tuple[int, int]] = []
         self._received: list[int] = []
         self._sent: list[int] = []
         self.away = 0
         self._awaited: queue.SimpleQueue[tuple[int, Back] | None] = queue.SimpleQueue()
         self._returned: queue.SimpleQueue[Back | ForeplanError] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[tuple[int, Begun] | ForeplanError | None]
+        self._told = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._posting = threading.Lock()
 
     # What is computed --------------------------------------------------------------------------
 
@@ -73,25 +80,55 @@ class LiveLine:
         """Send what a pass has made to the next stage, the last one to the first."""
         self._sent.append(self._send(made, "data"))
 
-    def receive(self, x: Tensor) -> None:
-        """Wait for what the stage before has made."""
-        place = self._post(x, "recv", "data")
-        self._channels.wait(place)
-        self._received.append(place)
-
     # Orders ------------------------------------------------------------------------------------
 
     def send_order(self, order: Tensor) -> None:
         """Tell the next stage of a pass."""
         self._send(order, "order")
 
-    def expect_order(self, order: Tensor) -> int:
-        """Post the receive of the next one; what `wait` takes."""
-        return self._post(order, "recv", "order")
+    def listen(self, size: int, buffer: Callable[[Tensor], Tensor | None]) -> None:
+        """Hear orders on a thread of its own; `begun` hands them out.
 
-    def wait(self, place: int) -> None:
-        """Wait for an order."""
+        What a pass begins with is expected as soon as the stage is told of it, while it may still
+        compute another: the sender can then send at once, and need not be asked while it computes.
+
+        Args:
+            size: of an order.
+            buffer: what to receive into for an order; ``None`` at the end of a run.
+        """
+        self._thread = threading.Thread(target=self._listen, args=(size, buffer), daemon=True)
+        self._thread.start()
+
+    def begun(self) -> Begun | None:
+        """The next order and what its pass begins with; ``None`` at the end of a run.
+
+        Raises:
+            ConnectionLost: another rank has gone.
+        """
+        told = self._told.get()
+        if isinstance(told, ForeplanError):
+            raise told
+        if told is None:
+            return None
+        place, begun = told
         self._channels.wait(place)
+        self._received.append(place)
+        return begun
+
+    def _listen(self, size: int, buffer: Callable[[Tensor], Tensor | None]) -> None:
+        try:
+            while True:
+                order = torch.empty(size, dtype=torch.int64)
+                self._channels.wait(self._post(order, "recv", "order"))
+                if self._behind[1] != self._first:
+                    self.send_order(order)
+                x = buffer(order)
+                if x is None:
+                    self._told.put(None)
+                    return
+                self._told.put((self._post(x, "recv", "data"), (order, x)))
+        except ForeplanError as error:
+            self._told.put(error)
 
     # Tokens, on the first stage ----------------------------------------------------------------
 
@@ -151,11 +188,12 @@ class LiveLine:
 
     def times(self) -> tuple[Times, Times, Times]:
         """Nanoseconds of what was computed, received and sent, pass by pass; ends the line."""
-        while self._sending:
-            self._channels.wait(self._sending.popleft())
+        self._awaited.put(None)
         if self._thread is not None:
-            self._awaited.put(None)
             self._thread.join()
+        for sending in self._sending.values():
+            while sending:
+                self._channels.wait(sending.popleft())
         start, end = self._clock.stamps()
         received, sent = (
             tuple((start[k], end[k]) for k in places) for places in (self._received, self._sent)
@@ -164,20 +202,22 @@ class LiveLine:
 
     def _send(self, tensor: Tensor, sort: str) -> int:
         place = self._post(tensor, "send", sort)
-        self._sending.append(place)
-        # Two messages a pass: those of a pass that was begun a whole round earlier have arrived.
-        while len(self._sending) > 2 * self._slots:
-            self._channels.wait(self._sending.popleft())
+        sending = self._sending[sort]
+        sending.append(place)
+        # What belongs to a pass of a round earlier has arrived.
+        while len(sending) > self._slots + 1:
+            self._channels.wait(sending.popleft())
         return place
 
     def _post(self, tensor: Tensor, op: Literal["send", "recv"], sort: str) -> int:
-        number = self._tags[op, sort]
-        self._tags[op, sort] += 1
         group = self._behind if op == "send" else self._before
-        place, self._places = self._places, self._places + 1
-        step = Step(
-            place, Action(op, group[0], HostLaunch(0)), op, group=group,
-            tag=2 * number + (sort == "order"),
-        )  # fmt: skip
-        self._channels.post(place, step, tensor)
+        with self._posting:
+            number = self._tags[op, sort]
+            self._tags[op, sort] += 1
+            place, self._places = self._places, self._places + 1
+            step = Step(
+                place, Action(op, group[0], HostLaunch(0)), op, group=group,
+                tag=2 * number + (sort == "order"),
+            )  # fmt: skip
+            self._channels.post(place, step, tensor)
         return place

@@ -153,21 +153,19 @@ class LiveStage:
 
     def _follow(self, line: LiveLine, begin_ns: int) -> LiveRecord:
         """Carry out what the first stage tells, until it says that this was all."""
-        last = self._place == self.slots - 1
-        told = torch.empty(LiveOrder.size(self.share), dtype=torch.int64)
-        awaited = line.expect_order(told)
-        while True:
-            line.wait(awaited)
+
+        def buffer(told: Tensor) -> Tensor | None:
             order = LiveOrder.read(told)
-            if not last:
-                line.send_order(told.clone())
             if order is None:
-                break
-            awaited = line.expect_order(told)
-            x = torch.empty(order.rows, self._model.hidden, dtype=self._dtype)
-            line.receive(x)
+                return None
+            return torch.empty(order.rows, self._model.hidden, dtype=self._dtype)
+
+        line.listen(LiveOrder.size(self.share), buffer)
+        while (begun := line.begun()) is not None:
+            order = LiveOrder.read(begun[0])
+            assert order is not None  # it had a buffer
             with line.computing():
-                made = self.carry_out(order, x)
+                made = self.carry_out(order, begun[1])
             line.send(made)
         computed, received, sent = line.times()
         return LiveRecord(
