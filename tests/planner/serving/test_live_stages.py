@@ -65,8 +65,11 @@ class Wires:
         return Channels()
 
 
-def problem_of(stages: int) -> tuple[Problem[Any], ServingDecision]:
-    cuts = [8 * k // stages for k in range(stages + 1)]
+def problem_of(
+    stages: int, model: str = "tiny-llama-random"
+) -> tuple[Problem[Any], ServingDecision]:
+    known = load_model(model)
+    cuts = [known.layers * k // stages for k in range(stages + 1)]
     decided = {
         "stages": [
             {"rank": k, "device": "localhost/cpu:threads=1", "start": cuts[k], "end": cuts[k + 1],
@@ -80,12 +83,15 @@ def problem_of(stages: int) -> tuple[Problem[Any], ServingDecision]:
     workload = validate(ServingWorkload, fields, "workload")
     cluster, _ = load_cluster("2xcpu:threads=1")
     costs: Any = None
-    return Problem(load_model("tiny-llama-random"), cluster, workload, costs), decision
+    return Problem(known, cluster, workload, costs), decision
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
-def test_tokens_go_round_any_number_of_stages(one_thread, stages):
-    problem, decision = problem_of(stages)
+@pytest.mark.parametrize(
+    ("stages", "model"),
+    [(1, "tiny-llama-random"), (2, "tiny-moe-random"), (3, "tiny-llama-random")],
+)
+def test_tokens_go_round_any_number_of_stages(one_thread, stages, model):
+    problem, decision = problem_of(stages, model)
     replicas = [(decision, BATCH)]
     given = {"requests": REQUESTS, "queues": [list(range(len(REQUESTS)))], "batches": [BATCH],
              "cache_tokens": [150]}  # fmt: skip
