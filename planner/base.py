@@ -13,7 +13,7 @@ arguments.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -25,10 +25,14 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.specs import StrictModel
 from foreplan.datasets.tier import ContentionKind
+from foreplan.errors import SpecError
 from foreplan.planner.kept import Kept
 
 if TYPE_CHECKING:
     import torch
+
+    from foreplan.planner.verify.clock import HostClock
+    from foreplan.planner.verify.gloo_channels import GlooChannels
 
 
 #: Actions of the schedules whose forecasts a problem keeps, a quarter of a kilobyte each.
@@ -170,6 +174,30 @@ class Kernels(Protocol):
         ...
 
 
+class Live(Protocol):
+    """How one rank serves what comes while it runs; lives in its process, from `Planner.live`."""
+
+    def serve(
+        self, given: Mapping[str, Any], channels: Callable[[HostClock], GlooChannels],
+        meet: Callable[[], None],
+    ) -> dict[str, Any]:  # fmt: skip
+        """Take part in a run.
+
+        Args:
+            given: what comes, as the leader wrote it.
+            channels: to the other ranks, made for a clock that holds this rank's transfers.
+            meet: returns when every rank is about to begin.
+
+        Returns:
+            What the rank did and when, as JSON.
+        """
+        ...
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes this rank holds, by the ledger's items."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """Whether a distributed run computed what it should.
@@ -253,6 +281,22 @@ class Planner(ABC, Generic[W, D]):
             mode: ``fast`` as planned, or ``reference``: the same computation in the exact way that
                 `reference` computes it too.
         """
+
+    def live(self, problem: Problem[W], decision: D, rank: int, *, mode: str) -> Live:
+        """What serves requests as they come on ``rank``; arguments as of `kernels`.
+
+        Raises:
+            SpecError: plans of this kind serve none.
+        """
+        raise SpecError("kind", got=self.kind, expected="a plan that serves requests")
+
+    def alone(self, problem: Problem[W], decision: D, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What ``live`` has to compute in mode ``reference``, each request by itself.
+
+        Raises:
+            SpecError: as of `live`.
+        """
+        raise SpecError("kind", got=self.kind, expected="a plan that serves requests")
 
     def completed(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a workload as a user states them, with those that follow from them.

@@ -19,11 +19,11 @@ from foreplan.planner.plan import Plan
 from foreplan.planner.registry import kinds, planner
 
 #: Documents that do not depend on the kind of plan.
-COMMON = ("cluster", "model", "verification")
+COMMON = ("cluster", "model", "traffic", "verification")
 
 
 def json_schema(name: str) -> dict[str, Any]:
-    """The schema of ``cluster``, ``model``, ``verification``, or of the plans of a kind.
+    """The schema of one of `COMMON`, or of the plans of a kind.
 
     The schema of a kind's plan has the kind's own workload and decision in their places.
 
@@ -31,10 +31,12 @@ def json_schema(name: str) -> dict[str, Any]:
         SpecError: no such planner.
     """
     if name in COMMON:
+        from foreplan.planner.traffic_verification import TrafficVerification
         from foreplan.planner.verify.verification import Verification
 
         known: dict[str, type[StrictModel]] = {
-            "cluster": Cluster, "model": Model, "verification": Verification
+            "cluster": Cluster, "model": Model, "traffic": TrafficVerification,
+            "verification": Verification,
         }  # fmt: skip
         return known[name].model_json_schema(by_alias=True)
     chosen = planner(name)

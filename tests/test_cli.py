@@ -225,6 +225,7 @@ BAD = {
         ["calibrate", "no.yaml", "--measured", "no.csv", "-m", "gpt2"], 2, "no.yaml"
     ),
     "traffic on no plan": (["simulate", "traffic", CLI_SURFACE, "--traffic", "t.yaml"], 2, "plan"),
+    "real traffic on no plan": (["verify", CLI_SURFACE, "--traffic", "t.yaml"], 2, "plan"),
     "a profile that is not there": (
         ["predict", "gpt2", "-d", "cpu:threads=1", "--profile", "no.json"], 2, "no.json"
     ),

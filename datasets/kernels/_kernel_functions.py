@@ -46,7 +46,14 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None, :] + turned * sin[:, None, :]
 
 
-def _cache_write(cache_k: Tensor, cache_v: Tensor, k: Tensor, v: Tensor, position: int) -> None:
+def _cache_write(
+    cache_k: Tensor, cache_v: Tensor, k: Tensor, v: Tensor, position: int | Tensor
+) -> None:
+    if isinstance(position, Tensor):  # one new token of each request, at a position of its own
+        rows = torch.arange(len(position), device=position.device)
+        cache_k[rows, :, position] = k[:, 0]
+        cache_v[rows, :, position] = v[:, 0]
+        return
     if _row_maps.written(cache_k, cache_v, k, v, position):
         return
     end = position + k.shape[1]
@@ -56,9 +63,9 @@ def _cache_write(cache_k: Tensor, cache_v: Tensor, k: Tensor, v: Tensor, positio
 
 def _attention(
     q: Tensor, cache_k: Tensor, cache_v: Tensor, keys: int, window: int | None = None, *,
-    dtype: torch.dtype,
+    dtype: torch.dtype, seen: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    if dtype is torch.bfloat16:
+    if dtype is torch.bfloat16 and seen is None:
         made = token_attention(q, cache_k, cache_v, keys)
         if made is not None:
             return made
@@ -74,7 +81,8 @@ def _attention(
             # One bf16 query takes a slow path of the CPU kernel; two equal ones take a third of
             # its time.
             folded = folded.expand(batch, kv_heads, 2, head_dim)
-        out = F.scaled_dot_product_attention(folded, k, v)
+        mask = None if seen is None else seen[:, None, None]
+        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
         if heads == kv_heads:
             out = out[:, :, :1]
         return out.reshape(batch, 1, heads, head_dim).to(q.dtype)

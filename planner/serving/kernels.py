@@ -119,19 +119,7 @@ class ServingKernels:
             prompt=prompt, positions=prompt + new, device=str(self._device),
             reference=mode == "reference",
         )  # fmt: skip
-        table = stage_kernels(chosen)
-
-        def both(op: str, bits: int | None = None) -> PhaseKernels:
-            return PhaseKernels(table.variant(PREFILL, op, bits), table.variant(DECODE, op, bits))
-
-        self._stage.load(
-            open_weights(model, seed=seed, device=self._device),
-            StageKernels(
-                layers=tuple(both("linear", bits) for bits in chosen.bits),
-                attention=both("attention"),
-                head=both("head") if self._last else None,
-            ),
-        )
+        load_stage(self._stage, model, chosen, seed)
         self._stage.keep_logits = mode == "forced"
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(model.vocab, (batch, prompt + new), generator=generator)
@@ -272,6 +260,33 @@ class ServingKernels:
     def _fed(self, index: int, step: int) -> Tensor:
         rows = self._rows(DECODE, index)
         return self._forced[rows, step - 1] if self._mode == "forced" else self._tokens[rows]
+
+
+def load_stage(stage: DecoderStage, model: Model, chosen: StageDecision, seed: int) -> None:
+    """Load a stage's weights with the kernels of its decision.
+
+    Args:
+        stage: made for its layers.
+        model: whose weights; the whole one where the stage has a share of it.
+        chosen: its part of the decision.
+        seed: of random weights.
+
+    Raises:
+        SpecError: kernels that do not fit the model or the device.
+    """
+    table = stage_kernels(chosen)
+
+    def both(op: str, bits: int | None = None) -> PhaseKernels:
+        return PhaseKernels(table.variant(PREFILL, op, bits), table.variant(DECODE, op, bits))
+
+    stage.load(
+        open_weights(model, seed=seed, device=stage.device),
+        StageKernels(
+            layers=tuple(both("linear", bits) for bits in chosen.bits),
+            attention=both("attention"),
+            head=both("head") if stage.last else None,
+        ),
+    )
 
 
 def stage_kernels_of(

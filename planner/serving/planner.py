@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.models.model import Model
 from foreplan.datasets.models.model_limits import refuse_longer
 from foreplan.errors import InfeasibleError, SpecError
-from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Planner, Problem
+from foreplan.planner.base import Agreement, Bound, Choice, Kernels, Live, Planner, Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.baselines import serving_baselines
 from foreplan.planner.serving.cache_choice import choose_cache, with_cache
@@ -365,6 +366,22 @@ class ServingPlanner(Planner[ServingWorkload, ServingDecision]):
         return stage_kernels_of(
             serving_model(problem), problem.workload, decision, rank, mode, problem.seed
         )
+
+    def live(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision, rank: int, *, mode: str
+    ) -> Live:
+        """A stage that requests go through as they come; imports torch."""
+        from foreplan.planner.serving.live_stage import LiveStage
+
+        return LiveStage.of(problem, [(decision, problem.workload.batch)], rank, mode)
+
+    def alone(
+        self, problem: Problem[ServingWorkload], decision: ServingDecision, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Tokens of each request by itself."""
+        from foreplan.planner.serving.live_stage import tokens_alone
+
+        return tokens_alone(problem, [(decision, problem.workload.batch)], given)
 
     def reference(
         self, problem: Problem[ServingWorkload], decision: ServingDecision, *, mode: str

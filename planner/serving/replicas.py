@@ -8,7 +8,7 @@ Every replica of the answer is a serving decision; their schedules, side by side
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from foreplan.cost_models.schedule import Schedule
 from foreplan.cost_models.timeline import Timeline
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import InfeasibleError, SpecError
-from foreplan.planner.base import Agreement, Choice, Kernels, Planner, Problem
+from foreplan.planner.base import Agreement, Choice, Kernels, Live, Planner, Problem
 from foreplan.planner.predict import Forecast
 from foreplan.planner.serving.check import check_decision
 from foreplan.planner.serving.kernel_notes import expert_notes, kernel_notes
@@ -304,6 +304,20 @@ class ReplicasPlanner(Planner[ReplicasWorkload, ReplicasDecision]):
         number, own = _place(self._drawn(problem, decision), rank)
         replica = self._drawn(problem, decision)[number]
         return ReplicaKernels(problem_of_replica(problem, replica), replica, number, own, mode)
+
+    def live(self, problem: _Problem, decision: ReplicasDecision, rank: int, *, mode: str) -> Live:
+        """A stage of a replica that requests go through as they come; imports torch."""
+        from foreplan.planner.serving.live_stage import LiveStage
+
+        return LiveStage.of(problem, [(r, r.batch) for r in decision.replicas], rank, mode)
+
+    def alone(
+        self, problem: _Problem, decision: ReplicasDecision, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Tokens of each request by itself."""
+        from foreplan.planner.serving.live_stage import tokens_alone
+
+        return tokens_alone(problem, [(r, r.batch) for r in decision.replicas], given)
 
     def reference(
         self, problem: _Problem, decision: ReplicasDecision, *, mode: str

@@ -1,7 +1,7 @@
 """Traffic replayed on a serving plan with continuous batching.
 
-Requests go to the replica with the least work for its rate; `replica_server` decides which of them
-are in which pass.
+Requests go to the replica with the least work for its rate; `Batching` decides which of them are in
+which pass, `replica_server` what that costs.
 
 What comes out is a `Schedule`, timed by the same simulator as every plan: an arrival is an action
 without resources that ends when the request comes. The policy's own clock only decides who is in
@@ -40,7 +40,7 @@ class Replay:
     """What became of the requests.
 
     Attributes:
-        timeline: simulated; ranks are the stages, replica by replica.
+        timeline: simulated or measured; ranks are the stages, replica by replica.
         first_s: seconds from arrival to the first token, by request.
         token_s: mean seconds between later tokens; NaN where there is one token.
         total_s: seconds from arrival to the last token.
@@ -48,7 +48,7 @@ class Replay:
         most_cached: largest share of a replica's cache in use.
         most_held: most requests that a replica held at once.
         passes: (replica, indices of requests, phase) of every pass, in the order of the schedule.
-        clock_off_s: how far the policy's clock was from the simulator's, at most.
+        clock_off_s: how far the policy's clock was from the simulator's, at most; 0 of a real run.
     """
 
     timeline: Timeline
@@ -88,7 +88,7 @@ class Replay:
 
 def replay(
     problem: Problem[Any], replicas: Sequence[tuple[ServingDecision, int]],
-    requests: Sequence[Request],
+    requests: Sequence[Request], paces: Sequence[float] = (),
 ) -> Replay:  # fmt: skip
     """Serve requests.
 
@@ -96,37 +96,60 @@ def replay(
         problem: of the plan; its costs price the passes.
         replicas: each with the most requests that it holds at once, the plan's batch.
         requests: by arrival.
+        paces: of each stage, replica by replica, how many times as long its passes take as they
+            cost; 1 if left out.
 
     Raises:
         SpecError: a request that is longer than the model attends to or than a replica's cache.
         MissingDataError: a pass has no price.
     """
-    if not requests:
-        raise SpecError("traffic", got="no requests", expected="at least one")
+    log, servers = servers_of(problem, replicas, paces)
+    for server, queue in zip(servers, deal(servers, requests), strict=True):
+        server.serve(requests, queue)
+    timeline = Simulator(log.builder.build()).run(np.array(log.seconds))
+    off = max(abs(float(timeline.end_s[action]) - moment) for action, moment in log.clock)
+    most = max(s.most_cached for s in servers), max(s.most_held for s in servers)
+    return outcome(timeline, log, requests, most, off)
+
+
+def servers_of(
+    problem: Problem[Any], replicas: Sequence[tuple[ServingDecision, int]],
+    paces: Sequence[float] = (),
+) -> tuple[ReplayLog, list[ReplicaServer]]:  # fmt: skip
+    """A server a replica, and the log of all; arguments as of `replay`."""
     labels = [stage.device for decision, _ in replicas for stage in decision.stages]
     log = ReplayLog(ScheduleBuilder(labels), [], [], [])
     servers, first = [], 0
     for number, (decision, batch) in enumerate(replicas):
-        servers.append(ReplicaServer(problem, decision, batch, number, first, log))
+        own = paces[first : first + len(decision.stages)]
+        servers.append(ReplicaServer(problem, decision, batch, number, first, log, own))
         first += len(decision.stages)
+    return log, servers
+
+
+def deal(servers: Sequence[ReplicaServer], requests: Sequence[Request]) -> list[list[int]]:
+    """Indices of the requests of each replica: of the one with the least work for its rate.
+
+    Raises:
+        SpecError: no requests, or one that is too long for every cache.
+    """
+    if not requests:
+        raise SpecError("traffic", got="no requests", expected="at least one")
     load = np.zeros(len(servers))
     queues: list[list[int]] = [[] for _ in servers]
     for index, request in enumerate(requests):
         where = request.source or f"request {index + 1}"
         room = [i for i, server in enumerate(servers) if server.holds(request, where)]
         if not room:
+            most = max(server.limits.cache_tokens for server in servers)
             raise SpecError(
                 where, got=f"{request.prompt_tokens + request.new_tokens} tokens",
-                expected=f"at most the {max(s.cache_tokens for s in servers)} that a cache holds",
+                expected=f"at most the {most} that a cache holds",
             )  # fmt: skip
         k = min(room, key=lambda i: (load[i] + servers[i].work_s(request), i))
         load[k] += servers[k].work_s(request)
         queues[k].append(index)
-    for server, queue in zip(servers, queues, strict=True):
-        server.serve(requests, queue)
-    schedule = log.builder.build()
-    timeline = Simulator(schedule).run(np.array(log.seconds))
-    return _replay(timeline, log, requests, servers)
+    return queues
 
 
 def largest_rate(
@@ -161,10 +184,19 @@ def check_rate(requests: Sequence[Request], most_per_s: float) -> None:
         )
 
 
-def _replay(
-    timeline: Timeline, log: ReplayLog, requests: Sequence[Request],
-    servers: Sequence[ReplicaServer],
+def outcome(
+    timeline: Timeline, log: ReplayLog, requests: Sequence[Request], most: tuple[float, int],
+    clock_off_s: float = 0.0,
 ) -> Replay:  # fmt: skip
+    """What became of requests, simulated or for real.
+
+    Args:
+        timeline: of the log's schedule.
+        log: which action ends each pass.
+        requests: by arrival.
+        most: share of a cache and requests held.
+        clock_off_s: see `Replay`.
+    """
     first = np.full(len(requests), np.nan)
     last = np.full(len(requests), np.nan)
     for _, members, phase, action in log.passes:
@@ -173,12 +205,10 @@ def _replay(
             if phase == PREFILL:
                 first[index] = end
             last[index] = end
-    off = max(abs(float(timeline.end_s[action]) - moment) for action, moment in log.clock)
     arrival = np.array([r.arrival_s for r in requests])
     new = np.array([r.new_tokens for r in requests])
     later = np.where(new > 1, (last - first) / np.maximum(new - 1, 1), np.nan)
     return Replay(
-        timeline, first - arrival, later, last - arrival, int(new.sum()),
-        max(s.most_cached for s in servers), max(s.most_held for s in servers),
-        tuple((replica, members, phase) for replica, members, phase, _ in log.passes), off,
+        timeline, first - arrival, later, last - arrival, int(new.sum()), *most,
+        tuple((replica, members, phase) for replica, members, phase, _ in log.passes), clock_off_s,
     )  # fmt: skip

@@ -45,6 +45,21 @@ PREFILL, DECODE = 0, 1
 _ROW_DIMENSION = {"scale_and_zero": 1}
 
 
+class Unequal(NamedTuple):
+    """How far each request of a pass is, where they are not alike.
+
+    Attributes:
+        last: position of each request's last token, int64 ``[B]``.
+        each: the same as numbers.
+        seen: of one new token a request, which keys each sees, bool ``[B, keys]``; ``None`` of
+            prompts, which are padded behind: what is padded sees all, and nothing sees it.
+    """
+
+    last: Tensor
+    each: tuple[int, ...]
+    seen: Tensor | None
+
+
 class Pass(NamedTuple):
     """What all layers of one pass share.
 
@@ -55,7 +70,9 @@ class Pass(NamedTuple):
         position: where in the cache the new tokens begin.
         keys: positions in the cache after the pass.
         turns: cosine and sine ``[T, D]`` of these positions by the kind of a layer's rotation;
-            empty without a rotation.
+            empty without a rotation. Of one new token at unequal positions ``[B, 1, D]``.
+        unequal: where requests are of unequal lengths; `position` is then the least and `keys`
+            the most.
     """
 
     phase: int
@@ -64,6 +81,7 @@ class Pass(NamedTuple):
     position: int
     keys: int
     turns: Mapping[RotationKind, tuple[Tensor, Tensor]]
+    unequal: Unequal | None = None
 
 
 class Linear:
@@ -193,7 +211,10 @@ class DecoderLayer:
             self._sinks = keep(weights.tensor(index, "sinks.weight"), device, torch.float32)
         self._cap = model.score_cap
         self._attend = tuple(self._attention_of(v) for v in attention)
-        if (window := window_of(model, index)) is not None:
+        window = window_of(model, index)
+        # Only plain attention takes requests of unequal lengths in one call.
+        self._masks = window is None and self._sinks is None and self._cap is None
+        if window is not None:
             self._attend = tuple(within_window(attend, window) for attend in self._attend)
         self._rope = function("rope", fixed_variant(model, "rope"))
         self._rotates, self._turn = model.position == "rope", model.rotary.kind_of(index)
@@ -253,7 +274,7 @@ class DecoderLayer:
 
     def attend(self, x: Tensor, now: Pass, cache_k: Cache, cache_v: Cache) -> Tensor:
         """What `add_attended` adds to the residual stream ``x``; of a shard its part of the sum."""
-        phase, batch, tokens, position, keys, turns = now
+        phase, batch, tokens, position, keys, turns, unequal = now
         heads, kv_heads = self._heads, self._kv_heads
         linear, out = self._projections
         fused = linear.run[phase](normed(self._norm1, x), linear.weight, linear.bias)
@@ -273,9 +294,29 @@ class DecoderLayer:
             if self._rotates:
                 cos, sin = turns[self._turn]
                 q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
-        self._write(cache_k, cache_v, k, v, position)
-        attended = self._attend[phase](q, cache_k, cache_v, keys).reshape(-1, self._inner)
+        if unequal is not None and unequal.seen is not None:
+            attended = self._attend_unequal(q, k, v, cache_k, cache_v, keys, unequal)
+        else:
+            self._write(cache_k, cache_v, k, v, position)
+            attended = self._attend[phase](q, cache_k, cache_v, keys)
+        attended = attended.reshape(-1, self._inner)
         return out.run[phase](attended, out.weight, out.bias)
+
+    def _attend_unequal(
+        self, q: Tensor, k: Tensor, v: Tensor, cache_k: Cache, cache_v: Cache, keys: int,
+        unequal: Unequal,
+    ) -> Tensor:  # fmt: skip
+        """Attention of one new token of each request, ``[B, 1, H, D]``."""
+        attend = self._attend[DECODE]
+        if self._masks and isinstance(cache_k, Tensor):
+            self._write(cache_k, cache_v, k, v, unequal.last)
+            return attend(q, cache_k, cache_v, keys, seen=unequal.seen)
+        made = []
+        for row, position in enumerate(unequal.each):
+            one = slice(row, row + 1)
+            self._write(cache_k[one], cache_v[one], k[one], v[one], position)
+            made.append(attend(q[one], cache_k[one], cache_v[one], position + 1))
+        return torch.cat(made)
 
     def feed(self, x: Tensor, now: Pass) -> Tensor:
         """What `add_fed` adds to the residual stream ``x``; of a shard its part of the sum."""

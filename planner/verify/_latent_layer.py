@@ -73,7 +73,7 @@ class LatentLayer(DecoderLayer):
     def attend(self, x: Tensor, now: Pass, cache_k: Cache, cache_v: Cache) -> Tensor:
         """See `DecoderLayer.attend`."""
         assert isinstance(cache_k, Tensor)  # a cache of latents is a plain one
-        phase, batch, tokens, position, keys, turns = now
+        phase, batch, tokens, position, keys, turns, _ = now
         latent, (latents, queries, out) = self._latent, self._projections
         x = normed(self._norm1, x)
         made = latents.run[phase](x, latents.weight, latents.bias)

@@ -285,9 +285,12 @@ class DecoderStage:
         self, phase: int, micro_batch: int, batch: int, tokens: int, position: int, x: Tensor
     ) -> Tensor:
         now = self._at(phase, batch, tokens, position)
+        return self._through(x, now, self._caches[phase][micro_batch])
+
+    def _through(self, x: Tensor, now: Pass, views: Sequence[tuple[Cache, Cache]]) -> Tensor:
+        """Take a pass through all layers, each with its part of the cache."""
         if self._embed is not None:
             x = self._placed(self._embedding(self._embed, x.reshape(-1)), now)
-        views = self._caches[phase][micro_batch]
         for layer, (cache_k, cache_v) in zip(self._layers, views, strict=True):
             x = layer(x, now, cache_k, cache_v)
         if self._head is None:
@@ -311,6 +314,9 @@ class DecoderStage:
         if self._positions is None:
             return x
         offset = self.model.position_offset
+        if now.unequal is not None and now.tokens == 1:
+            own: Tensor = self._add(x, self._positions[offset + now.unequal.last])
+            return own
         rows = self._positions[offset + now.position : offset + now.keys]
         # The same positions for every request: broadcast, not gathered.
         placed: Tensor = self._add(x.view(now.batch, now.tokens, -1), rows)
@@ -320,7 +326,11 @@ class DecoderStage:
         """Logits of the last token, or of every one."""
         assert self._head is not None and self._final_norm is not None  # noqa: PT018 - one part
         if now.tokens > 1 and not self.every_position:
-            x = x.view(now.batch, now.tokens, -1)[:, -1]
+            x = x.view(now.batch, now.tokens, -1)
+            if now.unequal is None:
+                x = x[:, -1]
+            else:
+                x = x[torch.arange(now.batch, device=x.device), now.unequal.last]
         head = self._head
         logits = head.run[now.phase](self._final_norm(x), head.weight, head.bias)
         if self.keep_logits:

@@ -176,7 +176,7 @@ class Fleet:
                         rank, job.label, f"its worker has gone: {error}", "VerificationError"
                     ) from error
             group.gather("here", timeout_s)
-            if jobs[0].kind == "rank":
+            if jobs[0].kind in ("rank", "live"):
                 port = group.whole("store", timeout_s, 0)
                 first = group.peers[0]
                 away = first.wire is not None and first.member not in self._here

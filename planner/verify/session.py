@@ -49,8 +49,8 @@ class Job(StrictModel):
     """What one process of a candidate is to do.
 
     Attributes:
-        kind: ``rank`` of a run, the ``reference`` of one, computed alone, or the ``pace`` of a
-            rank, timed between runs.
+        kind: ``rank`` of a run, ``live`` rank of one that serves what comes, the ``reference`` of
+            either, computed alone, or the ``pace`` of a rank, timed between runs.
         decision: the candidate's decision, as the planner writes it.
         mode: ``fast`` or ``reference``, for the kernels.
         rank, ranks: place in the candidate's schedule and their number.
@@ -60,10 +60,11 @@ class Job(StrictModel):
         capacity_bytes: memory cap.
         backend: ``gloo`` or ``nccl``.
         timeout_s: after which a transfer counts as lost.
+        given: what a reference of a live run was asked; nothing for that of a plain one.
         programs: what a ``pace`` is told by, and ``in_pass`` and ``issued``, how (`RankPace`).
     """
 
-    kind: Literal["rank", "reference", "pace"]
+    kind: Literal["rank", "live", "reference", "pace"]
     decision: dict[str, Any]
     mode: str
     rank: int = 0
@@ -74,6 +75,7 @@ class Job(StrictModel):
     capacity_bytes: int | None = Field(default=None, ge=0)
     backend: Literal["gloo", "nccl"] = "gloo"
     timeout_s: float
+    given: dict[str, Any] = Field(default_factory=dict)
     programs: tuple[PaceProgram, ...] = ()
     in_pass: bool = True
     issued: bool = False
@@ -101,10 +103,18 @@ def serve(wire: Wire, planner: Planner[Any, Any], problem: Problem[Any], job: Jo
             return 0
         decision = validate(planner.decision_type, job.decision, f"decision of {job.label}")
         if job.kind == "reference":
-            seat = _seat(job)
+            seat = seat_of(job)
             with seat.computing():
                 cap_memory(seat, job.capacity_bytes)
-                wire.send({"reference": planner.reference(problem, decision, mode=job.mode)})
+                if job.given:
+                    found: Any = planner.alone(problem, decision, job.given)
+                else:
+                    found = planner.reference(problem, decision, mode=job.mode)
+                wire.send({"reference": found})
+        elif job.kind == "live":
+            from foreplan.planner.verify.live_session import LiveSession
+
+            LiveSession(wire, planner, problem, decision, job).run()
         else:
             Session(wire, planner, problem, decision, job).run()
     except WireClosed:
@@ -137,7 +147,8 @@ def _gpu_peak() -> str:
     return f"; tensors held {show_bytes(held)} at most, torch {show_bytes(taken)}"
 
 
-def _seat(job: Job) -> Seat:
+def seat_of(job: Job) -> Seat:
+    """Become the device of a job."""
     return take_seat(job.devices[job.place], assign_cores(job.devices)[job.place], job.label)
 
 
@@ -168,7 +179,7 @@ class Session:
             self._wire.send({"prepared": 1})
             self._wire.receive()
         with self._watched("starting the device"):
-            seat = _seat(job)
+            seat = seat_of(job)
         with seat.computing():
             if not ordered:
                 programs = self._prepare()
@@ -190,8 +201,9 @@ class Session:
             with self._watched("opening messages over NCCL", job.timeout_s):
                 runtime = Runtime(program, kernels, channels, clock)
             self._wire.send(
-                {"ready": {**_facts(seat), "messages": channels.messages},
-                 "memory_bytes": _plain(kernels.memory_bytes()), "held_bytes": _held(seat, before)}
+                {"ready": {**facts_of(seat), "messages": channels.messages},
+                 "memory_bytes": _plain(kernels.memory_bytes()),
+                 "held_bytes": held_bytes(seat, before)}
             )  # fmt: skip
             while True:
                 word = self._wire.receive()
@@ -206,7 +218,7 @@ class Session:
                         {"ran": word["run"], "start_ns": record.start_ns, "end_ns": record.end_ns,
                          "result": kernels.result() if word["result"] else None,
                          "memory_bytes": _plain(kernels.memory_bytes()),
-                         "held_bytes": _held(seat, before)}
+                         "held_bytes": held_bytes(seat, before)}
                     )  # fmt: skip
                 else:
                     return
@@ -274,7 +286,7 @@ def _plain(sizes: dict[str, int]) -> dict[str, int]:
     return {name: int(size) for name, size in sizes.items()}
 
 
-def _held(seat: Seat, before: int) -> int:
+def held_bytes(seat: Seat, before: int) -> int:
     """Bytes the process took for the kernels: on a GPU at the peak, on a CPU right now."""
     import torch
 
@@ -283,7 +295,7 @@ def _held(seat: Seat, before: int) -> int:
     return int(torch.cuda.max_memory_allocated(seat.device))
 
 
-def _facts(seat: Seat) -> dict[str, Any]:
+def facts_of(seat: Seat) -> dict[str, Any]:
     """What this process turned out to be."""
     import torch
 

@@ -205,7 +205,7 @@ def verify(
             ),
             rounds=rounds,
             tolerance=plan.verify.tolerance if tolerance is None else tolerance,
-            notes=[*_notes(plan, able, load_before), *pacer.notes, *unjudged],
+            notes=[*run_notes(plan, ranks, load_before), *pacer.notes, *unjudged],
         )  # fmt: skip
         document = document.model_copy(
             update={
@@ -325,12 +325,18 @@ def _follow(
 # ----------------------------------------------------------------------------------- what is said
 
 
-def _notes(plan: Plan, candidates: Sequence[Candidate], load: float) -> tuple[str, ...]:
-    """What no reader of the numbers may miss."""
+def run_notes(plan: Plan, ranks: Sequence[Rank], load: float) -> tuple[str, ...]:
+    """What no reader of the numbers may miss.
+
+    Args:
+        plan: what ran.
+        ranks: on which devices.
+        load: of the machine before.
+    """
     notes = []
     if load > BUSY:
         notes.append(f"other work disturbed the times: the load was {load:.1f} before the run")
-    slices = {rank.label: rank.name for c in candidates for rank in c.ranks if rank.name.is_slice}
+    slices = {rank.label for rank in ranks if rank.name.is_slice}
     for label in sorted(slices):
         notes.append(f"{label} is a slice of its chip, not a device of its own")
     notes += [f"the link {tier.label} is emulated" for tier in plan.cluster.tiers if tier.emulated]

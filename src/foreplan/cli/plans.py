@@ -119,7 +119,21 @@ def verify(
             help="Largest relative error of the total that passes; the plan's own if left out."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Timed runs of each decision, interleaved.")] = 5,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(
+            help="Serve these requests (YAML, JSON, CSV) as they come, instead of full batches."
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests of --traffic a second, instead of the file's.")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Timed runs of each decision, interleaved (5); of the requests of --traffic (3)."
+        ),
+    ] = None,
     thorough: Annotated[
         bool, typer.Option(help="Also run random plans predicted within 10 % of the best.")
     ] = False,
@@ -143,12 +157,31 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Run a plan and its baselines for real, and compare with what was predicted."""
+    if traffic is not None:
+        unused = {
+            "--thorough": thorough, "--only": only, "--report": report,
+            "--rdzv-endpoint": rdzv_endpoint, "--host": host, "--dry-run": dry_run,
+        }  # fmt: skip
+        for name, value in unused.items():
+            if value:
+                raise SpecError(name, got=value, expected="nothing beside --traffic")
+        from foreplan.planner.traffic_command import verify_traffic
+
+        code = verify_traffic(
+            plan, traffic, output, rate_per_s=rate, tolerance=tolerance,
+            rounds=3 if rounds is None else rounds, trace=trace, trust_paths=trust_paths,
+            as_json=as_json, console=console(), show=show,
+        )  # fmt: skip
+        raise typer.Exit(code)
+    if rate is not None:
+        raise SpecError("--rate", got=rate, expected="nothing without --traffic")
     from foreplan.planner.verify.command import verify_command
 
     code = verify_command(
-        plan, output, tolerance=tolerance, rounds=rounds, thorough=thorough, only=only,
-        trace=trace, report=report, rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run,
-        trust_paths=trust_paths, as_json=as_json, console=console(), show=show,
+        plan, output, tolerance=tolerance, rounds=5 if rounds is None else rounds,
+        thorough=thorough, only=only, trace=trace, report=report,
+        rdzv_endpoint=rdzv_endpoint, host=host, dry_run=dry_run, trust_paths=trust_paths,
+        as_json=as_json, console=console(), show=show,
     )  # fmt: skip
     raise typer.Exit(code)
 

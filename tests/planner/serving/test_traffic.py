@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import foreplan
+from foreplan.cost_models.simulator import Simulator
 from foreplan.datasets.specs import validate
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.plan_command import plan_files
 from foreplan.planner.report.traffic_tables import traffic_table
 from foreplan.planner.serving import ServingPlanner
+from foreplan.planner.serving.batching import Batching
 from foreplan.planner.serving.replica_server import cache_tokens
 from foreplan.planner.serving.traffic import Request, Traffic, load_traffic
-from foreplan.planner.serving.traffic_replay import check_rate, largest_rate, replay
+from foreplan.planner.serving.traffic_replay import check_rate, largest_rate, replay, servers_of
 from foreplan.planner.traffic_command import simulate_traffic
 
 PLANNER = ServingPlanner()
@@ -118,6 +120,50 @@ def test_the_policys_clock_is_the_simulators(make_problem):
     starts = found.timeline.start_s[schedule.op == schedule.ops.index("prefill")]
     assert starts.min() >= min(first)
     assert found.clock_off_s < 1e-9
+
+
+def test_passes_written_down_again_are_the_same_schedule(make_problem, monkeypatch):
+    problem, replicas = problem_and_replicas(make_problem)
+    requests = [Request(0.01 * k, 16 + 7 * (k % 5), 1 + k % 9) for k in range(40)]
+    passes, decide = [], Batching.next_pass
+
+    def heard(self, slot, now_s):
+        found = decide(self, slot, now_s)
+        passes.extend([] if found is None else [found])
+        return found
+
+    monkeypatch.setattr(Batching, "next_pass", heard)
+    found = replay(problem, replicas, requests)
+    log, (server,) = servers_of(problem, replicas)
+    server.follow(requests, passes)
+    again, before = log.builder.build(), found.timeline.schedule
+    assert again.works == before.works
+    for one, other in ((again.op, before.op), (again.dependency, before.dependency)):
+        assert np.array_equal(one, other)
+    timeline = Simulator(again).run(np.array(log.seconds))
+    assert np.array_equal(timeline.end_s, found.timeline.end_s)
+
+
+def test_prompts_are_priced_padded_and_decode_at_its_longest_request(make_problem):
+    problem = make_problem(256.0, prompt_tokens=32, new_tokens=8, bits=[16])
+    replicas = [(PLANNER.decide(problem).decision, problem.workload.batch)]
+
+    def seconds(phase, *requests):
+        timeline = replay(problem, replicas, [Request(0.0, *each) for each in requests]).timeline
+        schedule = timeline.schedule
+        mine = (schedule.op == schedule.ops.index(phase)) & (schedule.stage == 0)
+        return (timeline.end_s - timeline.start_s)[mine]
+
+    alone = [float(seconds("prefill", (prompt, 1))[0]) for prompt in (20, 32, 33, 40)]
+    assert alone[0] == pytest.approx(alone[1])
+    assert alone[2] == pytest.approx(alone[3])  # of the 40 tokens that the plan is for, not 64
+    assert alone[1] < alone[2] < seconds("prefill", (64, 1))[0]
+    steps = seconds("decode", (32, 9))
+    assert (np.diff(steps) > 0).all()  # a key more each, between two multiples of 32
+    assert np.diff(steps) == pytest.approx(np.diff(steps)[0] * np.ones(len(steps) - 1))
+    unlike, alike = (seconds("decode", (short, 3), (32, 3))[-1] for short in (8, 32))
+    assert unlike == pytest.approx(alike)
+    assert unlike > seconds("decode", (32, 3))[-1]
 
 
 def test_slower_arrivals_wait_less_and_saturation_is_said(make_problem):
