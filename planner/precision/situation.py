@@ -145,6 +145,7 @@ class Situation:
         parameters = sum(self.graph.parameters.values())
         return {
             **state_bytes(parameters, self.workload.optimizer),
+            "weights": self.graph.held_bytes,
             "workspace": self.devices[kind].saved.workspace_bytes(),
         }
 
