@@ -156,6 +156,10 @@ def plan(
     costs = _costs_of(chosen, costs, "--costs")
     if isinstance(beside, str):
         raise SpecError("beside", got=beside, expected=f"a list, as in [{beside!r}]")
+    if not isinstance(beside, Sequence):
+        raise SpecError("beside", got=beside, expected="a list, as in ['roofline'], or ()")
+    if progress is not None and not callable(progress):
+        raise SpecError("progress", got=progress, expected="a function of one text, such as print")
     beside = [_costs_of(chosen, word, "--beside") for word in beside]
     described = None
     if model is not None:
