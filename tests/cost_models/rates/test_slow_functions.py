@@ -186,3 +186,41 @@ def test_doubles_and_channels_that_lie_last_have_times_of_their_own() -> None:
     assert function_s(last, CORE, 1e-6) == pytest.approx(1e-6 * 50_000 / 8000)
     back = mapped("upsample_bilinear2d_backward_channels_last")
     assert function_s(back, CORE, 1e-6) == pytest.approx(1e-6 * 50_000 / 3500)
+
+
+class Drawn(nn.Module):
+    """A function of one tensor."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.of(x)
+
+
+@pytest.mark.parametrize(
+    ("of", "kind", "in_a_call"),
+    [
+        (torch.special.bessel_j0, "elementwise", 485),
+        (torch.special.i0e, "elementwise", 55),
+        (torch.special.gammainc, "elementwise", 31),
+        (torch.heaviside, "elementwise", 257),
+        (torch.poisson, "elementwise", 58),
+        (lambda x: torch.empty_like(x).cauchy_(), "elementwise", 52),
+        (lambda x: torch.empty_like(x).geometric_(0.3), "elementwise", 91),
+        (lambda x: torch.empty_like(x).log_normal_(), "elementwise", 41),
+        (lambda x: torch.mode(x, -1)[0], "reduction", 30),
+        (lambda x: torch.nanmedian(x, -1)[0], "reduction", 93),
+    ],
+)
+def test_functions_that_torch_computes_one_by_one_have_a_figure(
+    of: Any, kind: str, in_a_call: int
+) -> None:
+    two = of in (torch.heaviside, torch.special.gammainc)
+    module = Drawn((lambda x: of(x, x)) if two else of)
+    steps = lower(capture(module, {"x": torch.rand(60, 90)}, eager=True), phase="inference")
+    works = [step.work for step in steps if isinstance(step.work, Program)]
+    slow = [work for work in works if function_s(work, CORE, 1e-6)]
+    assert [work.op for work in slow] == [kind]
+    assert function_s(slow[0], CORE, 1e-6) == pytest.approx(1e-6 * 60 * 90 / in_a_call)
