@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from foreplan.cost_models.lowering.graph_programs import lower
+from foreplan.cost_models.rates.chosen_kernels import chosen_kernel_s
 from foreplan.cost_models.rates.known_rates import KnownRates
 from foreplan.cost_models.rates.slow_functions import function_s
 from foreplan.datasets import device_zoo
@@ -224,3 +225,13 @@ def test_functions_that_torch_computes_one_by_one_have_a_figure(
     slow = [work for work in works if function_s(work, CORE, 1e-6)]
     assert [work.op for work in slow] == [kind]
     assert function_s(slow[0], CORE, 1e-6) == pytest.approx(1e-6 * 60 * 90 / in_a_call)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_slopes_take_their_time_where_they_are_drawn(training: bool) -> None:
+    module = Drawn(lambda x: nn.functional.rrelu(x, training=training))
+    steps = lower(capture(module, {"x": torch.rand(60, 90)}, eager=True), phase="inference")
+    work = next(step.work for step in steps if isinstance(step.work, Program))
+    drawn = 1e-6 * 60 * 90 / 181 if training else 0.0
+    assert chosen_kernel_s(work, CORE, 1e-6) == pytest.approx(drawn)
+    assert function_s(work, CORE, 1e-6) == 0.0
