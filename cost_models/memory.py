@@ -7,6 +7,7 @@ verification compares with the bytes a real rank held.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from foreplan.errors import InfeasibleError
 
 GIB = 1 << 30
+KIB = 1 << 10
 MIB = 1 << 20
 
 
@@ -71,5 +73,17 @@ class MemoryLedger:
 
 
 def show_bytes(size: float) -> str:
-    """Bytes for people, in MiB below 1 GiB and in GiB above."""
-    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB else f"{size / MIB:.1f} MiB"
+    """Bytes for people, in MiB below 1 GiB and in GiB above; smaller units where that says 0."""
+    if abs(size) >= GIB:
+        return f"{size / GIB:.2f} GiB"
+    if size == 0 or abs(size) >= 0.05 * MIB:
+        return f"{size / MIB:.1f} MiB"
+    return f"{size / KIB:.1f} KiB" if abs(size) >= 0.05 * KIB else f"{size:.0f} B"
+
+
+def show_missing(size: float) -> str:
+    """Bytes to add, for people; rounded up, so that as many more are enough."""
+    unit, name, parts = (
+        (GIB, "GiB", 100) if size >= GIB else (MIB, "MiB", 10) if size >= MIB else (KIB, "KiB", 10)
+    )
+    return f"{math.ceil(size / unit * parts) / parts:.{len(str(parts)) - 1}f} {name}"

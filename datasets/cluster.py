@@ -144,7 +144,13 @@ class Cluster(StrictModel):
             SpecError: an index out of range.
             MissingDataError: no tier joins two of them.
         """
-        ranks = [self._rank(index) for index in dict.fromkeys(group)]
+        asked = tuple(dict.fromkeys(group)), backend
+        if asked not in self._joined:
+            self._joined[asked] = self._tiers_between([self._rank(i) for i in asked[0]], backend)
+        return self._joined[asked]
+
+    def _tiers_between(self, ranks: list[Rank], backend: Backend | None) -> tuple[Tier, ...]:
+        """See `links`."""
         pairs: dict[tuple[Hashable, Hashable], tuple[Rank, Rank]] = {}
         hosts: dict[str, list[Rank]] = {}
         # Pairs of hosts are as many as squares of them; what joins two depends on the network
@@ -288,6 +294,11 @@ class Cluster(StrictModel):
     @functools.cached_property
     def _found(self) -> dict[tuple[int, int, Backend | None], Tier]:
         """What `link` has found: planners ask for the same few pairs thousands of times."""
+        return {}
+
+    @functools.cached_property
+    def _joined(self) -> dict[tuple[tuple[int, ...], Backend | None], tuple[Tier, ...]]:
+        """What `links` has found; a group's pairs are as many as squares of it."""
         return {}
 
     def _narrowest(self, first: Rank, second: Rank, backend: Backend | None) -> Tier:

@@ -159,7 +159,8 @@ def validate(model_cls: type[Model], data: object, where: str) -> Model:
 
     Args:
         model_cls: what the data should be.
-        data: mappings, lists, texts, numbers (what `load_document` or ``json`` returns).
+        data: mappings, lists, texts, numbers (what `load_document` or ``json`` returns); numpy's
+            numbers and arrays count as these.
         where: file or argument the data comes from; begins the error's line.
 
     Returns:
@@ -173,7 +174,7 @@ def validate(model_cls: type[Model], data: object, where: str) -> Model:
     try:
         # As JSON, because there a list may fill a tuple and "2" an integer key, and yet no
         # number is taken from a text: Python-mode "strict" would refuse the first two.
-        text = to_json(data, inf_nan_mode="constants")
+        text = to_json(data, inf_nan_mode="constants", fallback=_of_numpy)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise SpecError(
             where, got=Words(f"what JSON cannot say ({error})"), expected="a plain document"
@@ -190,6 +191,19 @@ def validate(model_cls: type[Model], data: object, where: str) -> Model:
         problems = _telling(error.errors(include_url=False))
         problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         raise _as_spec_error(model_cls, problems, where) from error
+
+
+def _of_numpy(value: object) -> object:
+    """A number or an array of numpy, as a loop in a notebook hands it, as plain data.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    import numpy as np  # documents are read without it
+
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    raise TypeError(f"unknown type {type(value).__name__}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

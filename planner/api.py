@@ -11,6 +11,7 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,17 @@ def plan(
         MissingDataError: a cost is not known.
     """
     # From a notebook, unseen by a type checker; ``True`` is an int to Python alone.
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
         raise SpecError("seed", got=seed, expected="a whole number of at least 0")
+    seed = int(seed)  # of numpy
     chosen = find_planner(kind)
     costs = _costs_of(chosen, costs, "--costs")
     if isinstance(beside, str):
         raise SpecError("beside", got=beside, expected=f"a list, as in [{beside!r}]")
+    if not isinstance(beside, Sequence):
+        raise SpecError("beside", got=beside, expected="a list, as in ['roofline'], or ()")
+    if progress is not None and not callable(progress):
+        raise SpecError("progress", got=progress, expected="a function of one text, such as print")
     beside = [_costs_of(chosen, word, "--beside") for word in beside]
     described = None
     if model is not None:

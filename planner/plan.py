@@ -382,6 +382,8 @@ def decision_of(plan: Plan, wanted: type[Any] | None = None) -> Any:
     if not isinstance(plan, Plan):
         raise SpecError("plan", got=plan, expected="a Plan", fix="open a file by load_plan(path)")
     chosen = planner(plan.kind)
+    if wanted is not None and not isinstance(wanted, type):
+        raise SpecError("decision_of: wanted", got=wanted, expected="a type of decision")
     if wanted is not None and not issubclass(chosen.decision_type, wanted):
         raise SpecError("plan.kind", got=plan.kind, expected=f"a plan with a {wanted.__name__}")
     return validate(chosen.decision_type, plan.decision, "plan: decision")

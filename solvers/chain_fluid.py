@@ -8,7 +8,15 @@ layers of kind ``k`` at variant ``v`` and ``c_k`` devices, a linear programme (`
     c_k p >= sum_v P_kv y_kv,   c_k d >= sum_v D_kv y_kv,   r >= m d,   r >= sum D_kv y_kv
     sum_v M_kv y_kv <= c_k (capacity_k - once_k),   sum y = L,   sum cost2 y <= max_cost2
 
-(edges of first and last stage at their least are added to both sums). `quick_latency_s` bounds that
+(edges of first and last stage at their least are added to both sums; ``p`` and ``d`` are at least
+what the stage takes that has the most layers: ``ceil(L / sum c)``, for a stage has whole ones).
+Where kinds are groups of the same devices, ``s_k`` of them each and ``N`` in all, no way to group
+them is below the programme with the rows of these kinds summed (`Pool`)::
+
+    N p >= sum s_k P_kv y_kv,   N d >= sum s_k D_kv y_kv
+    sum s_k M_kv y_kv / (capacity_k - once_k) <= N
+
+`quick_latency_s` bounds that
 from below in closed form, for many groups at once: the cheapest variant everywhere. Limits on times
 are limits on the two terms: ``sum P y + (Mp - 1) p <= first`` and ``r <= step``.
 """
@@ -16,6 +24,8 @@ are limits on the two terms: ``sum P y + (Mp - 1) p <= first`` and ``r <= step``
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +37,19 @@ from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 _FREE = TimeLimits()
 #: Relative slack of a limit: what the linear programme's solver may be off.
 _SLACK = 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """Devices that kinds are groups of.
+
+    Attributes:
+        sizes: ``[K]`` devices that a group of each kind takes, 0 of kinds that are of others.
+        devices: how many there are.
+    """
+
+    sizes: IntArray
+    devices: int
 
 
 def quick_latency_s(
@@ -54,6 +77,7 @@ def quick_latency_s(
     for phase, whole in alone.items():
         rate = np.where(np.isfinite(whole), 1.0 / np.maximum(whole, 1e-300), 0.0)
         slowest = 1.0 / np.maximum(groups @ rate, 1e-300)
+        slowest = np.maximum(slowest, _longest(problem, phase, there, groups.sum(axis=1)))
         through = _least(whole, there) + _edges(problem, phase, there)
         term = _term(problem, phase, through, slowest)
         late = (
@@ -65,18 +89,38 @@ def quick_latency_s(
     return latency
 
 
-def fluid_latency_s(problem: ChainProblem, limits: TimeLimits = _FREE) -> float:
+def fluid_latency_s(
+    problem: ChainProblem,
+    limits: TimeLimits = _FREE,
+    *,
+    counts: IntArray | None = None,
+    pools: Sequence[Pool] | None = None,
+) -> float:
     """Latency that no assignment of the problem's devices is below; ``inf`` if none can exist.
 
     Args:
         problem: the instance.
         limits: on times; assignments beyond them do not count.
+        counts: ``[K]`` devices of each kind, instead of the problem's.
+        pools: instead of these counts, in whatever way the devices are grouped; each kind with a
+            count is in one of them.
     """
-    usable = problem.available.any(axis=1) & (problem.counts > 0)[:, None]
+    counts = problem.counts if counts is None else counts
+    if pools is None:
+        ones = np.eye(len(counts), dtype=np.int64)
+        pools = [Pool(ones[k], int(count)) for k, count in enumerate(counts) if count]
+        groups = int(counts.sum())
+    else:
+        groups = sum(pool.devices // int(pool.sizes[pool.sizes > 0].min()) for pool in pools)
+    rooms = _room(problem)
+    lightest = np.where(problem.available, problem.memory_bytes, np.inf).min(axis=1)
+    # Stages hold whole layers: no part of one that no device of the kind has room for.
+    fits = lightest <= (rooms * (1 + 1e-9))[:, None]
+    usable = problem.available.any(axis=1) & fits & (counts > 0)[:, None]
     kinds, variants = np.nonzero(usable)
     if not len(kinds):
         return math.inf
-    there = (problem.counts > 0)[None, :]
+    there = (counts > 0)[None, :]
     prefill, decode, memory = (
         np.where(problem.available, table, np.inf).min(axis=1)[kinds, variants]
         for table in (problem.prefill_s, problem.decode_s, problem.memory_bytes)
@@ -86,6 +130,10 @@ def fluid_latency_s(problem: ChainProblem, limits: TimeLimits = _FREE) -> float:
         return math.inf
     unit = float(prefill.max() + decode.max()) * problem.n_layers or 1.0  # rows of about 1
     columns, steps = len(kinds), problem.new_tokens - 1
+    longest = [
+        float(_longest(problem, phase, there, np.array([groups]))[0]) / unit
+        for phase in ("prefill", "decode")
+    ]
     # y, then p, d, r.
     target = np.concatenate(
         (prefill / unit, [problem.prefill_microbatches - 1.0, 0.0, float(steps)])
@@ -96,14 +144,13 @@ def fluid_latency_s(problem: ChainProblem, limits: TimeLimits = _FREE) -> float:
         rows.append(np.concatenate((of_y, [p, d, r])))
         ends.append(limit)
 
-    for k in np.unique(kinds):
-        mine = kinds == k
-        row(np.where(mine, prefill / unit, 0.0), -float(problem.counts[k]), 0.0, 0.0, 0.0)
-        row(np.where(mine, decode / unit, 0.0), 0.0, -float(problem.counts[k]), 0.0, 0.0)
-        room = float(problem.counts[k] * _room(problem)[k])
-        if math.isfinite(room):
-            scale = max(room, 1.0)
-            row(np.where(mine, memory / scale, 0.0), 0.0, 0.0, 0.0, room / scale)
+    for pool in pools:
+        share = pool.sizes[kinds].astype(float)
+        row(share * prefill / unit, -float(pool.devices), 0.0, 0.0, 0.0)
+        row(share * decode / unit, 0.0, -float(pool.devices), 0.0, 0.0)
+        filled = share * memory / np.maximum(rooms[kinds], 1e-300)
+        if filled.any():
+            row(filled, 0.0, 0.0, 0.0, float(pool.devices) * (1 + 1e-9))
     row(np.zeros(columns), 0.0, float(problem.decode_microbatches), -1.0, 0.0)
     row(decode / unit, 0.0, 0.0, -1.0, -edges[1] / unit)
     if limits.first_s < math.inf:
@@ -116,13 +163,13 @@ def fluid_latency_s(problem: ChainProblem, limits: TimeLimits = _FREE) -> float:
         scale = float(np.abs(cost).max()) or 1.0
         row(cost / scale, 0.0, 0.0, 0.0, problem.cost2_limit / scale)
     rows.append(np.concatenate((np.ones(columns), np.zeros(3))))
-    layers = float(problem.n_layers)
+    whole = float(problem.n_layers)
     found = least(
         target,
         np.array(rows),
-        np.array([-np.inf] * len(ends) + [layers]),
-        np.array([*ends, layers]),
-        np.zeros(len(target)),
+        np.array([-np.inf] * len(ends) + [whole]),
+        np.array([*ends, whole]),
+        np.concatenate((np.zeros(columns), longest, [0.0])),
         np.full(len(target), np.inf),
         presolve=False,
     )
@@ -135,8 +182,9 @@ def _room(problem: ChainProblem) -> FloatArray:
     """``[K]`` bytes for layers, beside the least that any stage needs once."""
     least = problem.workspace_bytes.min(axis=(2, 3))
     for k, available in enumerate(problem.available):
-        absent = np.setdiff1d(np.arange(least.shape[1]), problem.needs[available])
-        least[k, absent] = np.inf if len(absent) < least.shape[1] else 0.0
+        present = np.zeros(least.shape[1], dtype=bool)
+        present[problem.needs[available]] = True
+        least[k, ~present] = np.inf if present.any() else 0.0
     once = problem.fixed_memory_bytes + least.min(axis=1)
     room: FloatArray = np.maximum(problem.capacity_limit_bytes - once, 0.0)
     return room
@@ -145,6 +193,15 @@ def _room(problem: ChainProblem) -> FloatArray:
 def _least(of_kind: FloatArray, there: object) -> FloatArray:
     """``[G]`` the least over the kinds of each group."""
     found: FloatArray = np.where(there, of_kind, np.inf).min(axis=1)  # type: ignore[call-overload]
+    return found
+
+
+def _longest(problem: ChainProblem, phase: str, there: object, groups: IntArray) -> FloatArray:
+    """``[G]`` the least that a stage with the most layers takes: of so many stages at most."""
+    layer = _least(getattr(problem, f"{phase}_s").min(axis=(1, 2)), there)
+    layer = np.where(np.isfinite(layer), layer, 0.0)  # else the time through all is endless too
+    fewest: FloatArray = np.ceil(problem.n_layers / np.maximum(groups, 1))
+    found: FloatArray = layer * fewest
     return found
 
 

@@ -32,6 +32,8 @@ FOURTHS: Final = "_of_fourths"
 ROOTS: Final = "_of_roots"
 #: Draws that put back what they drew.
 REPEATED: Final = "_repeated"
+#: Slopes that are drawn, in training.
+DRAWN: Final = "_drawn"
 #: Searches among more boundaries than a loop foretells.
 MANY: Final = "_in_many"
 #: Pads that repeat what they pad.
@@ -41,7 +43,7 @@ CROWDED: Final = "_in_few_sets"
 #: Every word here, the last one of a name first.
 ARGUMENT_WORDS: Final = (
     WHOLE_ROWS, PLACES, ALONE, LARGEST, MEANS, PRODUCTS, POWERS, EXPONENTS, FOURTHS, ROOTS,
-    REPEATED, MANY, REFLECTED, CROWDED,
+    REPEATED, DRAWN, MANY, REFLECTED, CROWDED,
 )  # fmt: skip
 
 _INDEXED = frozenset({"gather", "scatter", "scatter_add", "scatter_reduce"})
@@ -76,6 +78,9 @@ def argument_words(name: str, arguments: str) -> str:
     if name == "multinomial":
         again = positional[2] if len(positional) > 2 else named.get("replacement", False)
         return REPEATED * bool(again and positional[1] > 1)
+    if name == "rrelu":
+        drawn = positional[3] if len(positional) > 3 else named.get("training", False)
+        return DRAWN * bool(drawn)
     if name in ("searchsorted", "bucketize"):
         bounds = described_tensors(arguments)[0 if name == "searchsorted" else 1][0]
         return MANY * (bool(bounds) and bounds[-1] >= _MANY_BOUNDARIES)

@@ -29,7 +29,8 @@ _SUMS = frozenset({"norm", "softmax", "reduction"})
 #: What stays a call of its own though its kind is among them.
 _APART = frozenset(
     {
-        "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "nonzero", "unique",
+        "sort", "argsort", "msort", "topk", "kthvalue", "median", "nanmedian", "mode", "nonzero",
+        "unique",
         "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "index_put", "index_add",
         "scatter", "scatter_add", "histc", "bincount", "searchsorted", "bucketize", "roll",
         "multinomial", "_embedding_bag", "embedding_bag", "masked_select",

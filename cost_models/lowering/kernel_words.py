@@ -37,8 +37,8 @@ _LINE_BYTES, _SETS, _WAYS = 64, 64, 12
 _THROUGH = MappingProxyType(
     dict.fromkeys(
         ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod",
-         "var", "std", "var_mean", "std_mean", "logsumexp", "median", "softmax", "_softmax",
-         "log_softmax", "_log_softmax", *SCANS), 1,
+         "var", "std", "var_mean", "std_mean", "logsumexp", "median", "nanmedian", "softmax",
+         "_softmax", "log_softmax", "_log_softmax", *SCANS), 1,
     )
     | dict.fromkeys(("norm", "linalg_vector_norm", "topk", "kthvalue"), 2)
 )  # fmt: skip

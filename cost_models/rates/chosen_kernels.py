@@ -13,6 +13,7 @@ from types import MappingProxyType
 from foreplan.cost_models.lowering.argument_words import (
     ALONE,
     ARGUMENT_WORDS,
+    DRAWN,
     EXPONENTS,
     FOURTHS,
     LARGEST,
@@ -44,6 +45,7 @@ _ELEMENTS = MappingProxyType(
         ("pow", POWERS): 670, ("pow", FOURTHS): 670, ("pow", EXPONENTS): 670,
         ("pow", ROOTS): 3200,
         ("multinomial", REPEATED): 1200,
+        ("rrelu", DRAWN): 181,
         ("searchsorted", MANY): 21, ("bucketize", MANY): 21,
         (f"pad{REFLECTED}_backward", ""): 780,
     }

@@ -26,7 +26,9 @@ from foreplan.datasets.program import CHANNELS_LAST, TRANSPOSED, Program
 #: for stands in `chosen_kernels`. A dropout is of a tenth or a fifth (4.3-6 ns; 7.1 of 0.3). The
 #: gradient of an adaptive mean is of windows of 4 x 4 (2 ns of 2 x 2, 0.25 of 9 x 9). It, searches
 #: and gradients of gathers were timed likewise, by hand; products with masks and gradients of means
-#: of rows by ``tests/benchmarks/processor_functions.py``.
+#: of rows by ``tests/benchmarks/processor_functions.py``. Bessel functions, draws of other
+#: distributions, modes and the like by ``function_figures.py --only`` on 2026-11-30: arguments
+#: between 0.1 and 0.9, rows of 320 to 758 drawn numbers for a mode, which sorts them.
 _IN_A_CALL = MappingProxyType(
     {"tanh": 500, "sin": 1000, "cos": 1000, "erf": 1100, "exp": 2000, "sigmoid": 6000,
      "silu": 6000, "silu_backward": 5000, "softmax": 2200}
@@ -58,6 +60,15 @@ _IN_A_CALL = MappingProxyType(
        "upsample_bicubic2d": 172, "upsample_bicubic2d_backward": 67,
        "grid_sampler_2d_backward": 245, "adaptive_avg_pool2d_backward": 1500}
     | {"mul_by_mask": 2750, "mean_backward_by_row": 4500}
+    | {"heaviside": 257, "poisson": 58, "cauchy": 52, "geometric": 91,
+       "log_normal": 41, "mode": 30, "nanmedian": 93, "masked_scatter": 2350, "igamma": 31,
+       "igammac": 21}
+    | {f"special_{name}": elements for name, elements in {
+        "bessel_j0": 485, "bessel_j1": 482, "bessel_y0": 194, "bessel_y1": 180,
+        "modified_bessel_i0": 48, "modified_bessel_i1": 48, "modified_bessel_k0": 33,
+        "modified_bessel_k1": 39, "spherical_bessel_j0": 140, "airy_ai": 44, "i0e": 55, "i1": 114,
+        "i1e": 594, "ndtri": 240, "log_ndtr": 71, "erfcx": 62, "entr": 593, "zeta": 8,
+      }.items()}
     | dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le"), 5000)
 )  # fmt: skip
 #: Likewise where there are several rows; over all elements at once they are quick.

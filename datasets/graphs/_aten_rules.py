@@ -223,8 +223,8 @@ for _kind, _flops, _names in (
         "reduction",
         _per_input,
         "sum mean amax amin max min argmax argmin var std var_mean cumsum cumprod any all prod "
-        "logsumexp norm linalg_vector_norm topk sort argsort diff median kthvalue mode cummax "
-        "cummin mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
+        "logsumexp norm linalg_vector_norm topk sort argsort diff median nanmedian kthvalue mode "
+        "cummax cummin mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy "
         "binary_cross_entropy_with_logits nll_loss nll_loss2d nll_loss_forward nll_loss2d_forward "
         "multi_margin_loss multilabel_margin_loss_forward soft_margin_loss logcumsumexp "
         "multinomial histc",
@@ -258,7 +258,7 @@ for _kind, _flops, _names in (
         "new_full new_empty scalar_tensor lift_fresh_copy eye linspace tril_indices rand randn "
         "randint randperm rand_like randn_like randint_like normal fill hann_window "
         "hamming_window blackman_window bartlett_window kaiser_window triu_indices "
-        "logspace exponential uniform zero",
+        "logspace exponential uniform zero cauchy geometric log_normal",
     ),
     (
         "elementwise",
@@ -266,7 +266,7 @@ for _kind, _flops, _names in (
         "and or xor one_hot floor_divide where masked_fill upsample_linear1d upsample_bilinear2d "
         "upsample_bicubic2d "
         "upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d "
-        "grid_sampler_3d isin bucketize searchsorted bernoulli",
+        "grid_sampler_3d isin bucketize searchsorted bernoulli poisson",
     ),
     # Draws a number, compares it, and multiplies.
     ("elementwise", _per_output(3.0), "dropout"),

@@ -7,6 +7,9 @@ have a price, too.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,6 +71,8 @@ class TransformersNetwork(StrictModel):
         frames: of each video that it takes, ``None`` of one that takes images or tokens.
         image_size: height and width of its images that were asked for; ``None`` leaves them to
             the configuration.
+        source: digest of the files of its classes that are not transformers' own, so that what is
+            kept of them does not outlive an edit; "" of others, and where no file is known.
     """
 
     name: str
@@ -82,6 +87,7 @@ class TransformersNetwork(StrictModel):
     config: Mapping[str, Any] | None = None
     frames: PositiveInt | None = None
     image_size: tuple[PositiveInt, PositiveInt] | None = None
+    source: str = ""
 
     @property
     def where(self) -> str:
@@ -218,10 +224,23 @@ def _captured(
         or any(getattr(config, field, None) is not None for field in _SCANNED),
         layers=config.num_hidden_layers if family in _ALIKE else None,
         beside=_beside(module.main_input_name, config),
+        source=_source(module),
     )  # fmt: skip
     if type(module).__module__.startswith("transformers."):  # not of code that a user may change
         kept.keep(network.model_dump(mode="json", exclude=set(own)))
     return network
+
+
+def _source(module: torch.nn.Module) -> str:
+    """Digest of the files that a network's classes beside torch's and transformers' are of."""
+    names = {of.__module__ for part in module.modules() for of in type(part).__mro__}
+    own = sorted(n for n in names if n.split(".")[0] not in ("builtins", "torch", "transformers"))
+    digest, found = hashlib.sha256(), False
+    for name in own:
+        with contextlib.suppress(OSError):
+            digest.update(Path(getattr(sys.modules.get(name), "__file__", None) or "").read_bytes())
+            found = True
+    return digest.hexdigest() if found else ""
 
 
 def _beside(main: str, config: Any) -> str:

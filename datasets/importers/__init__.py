@@ -40,7 +40,7 @@ def read_operators(
     """Read a file of measured operators.
 
     Args:
-        path: CSV (optionally ``.gz``) or Parquet.
+        path: CSV (optionally ``.gz`` or ``.xz``) or Parquet.
         format_name: one of `FORMATS`.
         device: what rows ran on that do not say, and every row of Helix's upstream CSV.
         devices: figures of devices that the zoo lacks, by the name the file uses.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import lzma
 import os
 import zlib
 from collections.abc import Collection, Sequence
@@ -237,7 +238,7 @@ class Columns:
 def read_columns(
     path: str | os.PathLike[str], *, device: str | None = None, header: bool = True
 ) -> Columns:
-    """Read a CSV (``.csv``, ``.csv.gz``) or Parquet file.
+    """Read a CSV (``.csv``, ``.csv.gz``, ``.csv.xz``) or Parquet file.
 
     Args:
         path: the file; what it is, its first bytes say.
@@ -254,8 +255,8 @@ def read_columns(
     first_line: int | None = None
     try:
         with Path(path).open("rb") as stream:
-            magic = stream.read(4)
-        if magic == b"PAR1":
+            magic = stream.read(6)
+        if magic[:4] == b"PAR1":
             with open_parquet(where) as file:
                 table = plain(file.read(), where)
         elif magic[:1] in (b"{", b"["):
@@ -269,11 +270,11 @@ def read_columns(
                 fix="save it again as CSV in UTF-8",
             )  # fmt: skip
         else:
-            _refuse_bomb(where)
+            text = _text(where, magic)
             options = pv.ReadOptions()
-            if not header and not _has_header(where):
+            if not header and not _has_header(text):
                 options.autogenerate_column_names = True
-            table = pv.read_csv(where, read_options=options)
+            table = pv.read_csv(pa.BufferReader(text), read_options=options)
             if table.num_columns == 1:
                 _refuse_separator(where, table.column_names[0])
             first_line = 1 if options.autogenerate_column_names else 2
@@ -281,8 +282,12 @@ def read_columns(
                 table = table.rename_columns([f"c{i}" for i in range(table.num_columns)])
     except OSError as error:
         got = error.strerror or str(error)
-        raise SpecError(where, got=got, expected="a readable CSV or Parquet file") from error
-    except (pa.ArrowException, UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise SpecError(
+            where, got=got, expected="a readable CSV or Parquet file", fix=_files_of(Path(path))
+        ) from error
+    except (
+        pa.ArrowException, UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError
+    ) as error:  # fmt: skip
         raise SpecError(where, got=str(error), expected="a CSV or Parquet file") from error
     if table.num_rows == 0:
         raise SpecError(where, got="no row", expected="at least one measured operator")
@@ -292,17 +297,32 @@ def read_columns(
         raise SpecError(where, got=str(error), expected="names of columns in UTF-8") from error
 
 
-def _refuse_bomb(where: str) -> None:
-    """Refuse a text, or an archive of one, too long to hold; reads it once if it is an archive."""
-    size, count = os.path.getsize(where), 1
-    if where.endswith(".gz"):
-        size = 0
-        with gzip.open(where, "rb") as stream:
-            while count and size <= _MOST_BYTES:
-                count = len(stream.read(1 << 20))
-                size += count
-    if size > _MOST_BYTES:
+def _files_of(folder: Path) -> str | None:
+    """What to say instead of a folder; ``None`` of what is none."""
+    if not folder.is_dir():
+        return None
+    endings = (".csv", ".csv.gz", ".csv.xz", ".parquet")
+    names = sorted(p.name for p in folder.iterdir() if p.name.lower().endswith(endings))
+    if not names:
+        return "a table of operators is one file; measured programs are what folders hold"
+    more = f", or another of its {len(names)} tables" if len(names) > 1 else ""
+    return f"say {folder / names[0]}{more}"
+
+
+def _text(where: str, magic: bytes) -> bytes:
+    """A text, unpacked where its first bytes are gzip's or xz's; one too long to hold is refused.
+
+    Args:
+        where: the file.
+        magic: its first six bytes.
+    """
+    opened: Any = gzip.open if magic[:2] == b"\x1f\x8b" else open
+    opened = lzma.open if magic == b"\xfd7zXZ\x00" else opened
+    with opened(where, "rb") as stream:
+        text: bytes = stream.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
         raise SpecError(where, got=f"more than {_MOST_BYTES} bytes of text", expected="fewer")
+    return text
 
 
 def _refuse_separator(where: str, line: str) -> None:
@@ -312,9 +332,9 @@ def _refuse_separator(where: str, line: str) -> None:
             raise SpecError(where, got=f"columns apart by {name}", expected="by commas")
 
 
-def _has_header(where: str) -> bool:
+def _has_header(text: bytes) -> bool:
     """Whether the first line holds anything but numbers."""
-    first = Path(where).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    first = text.partition(b"\n")[0].decode(errors="replace")
     try:
         [float(cell) for cell in first.split(",")]
     except ValueError:

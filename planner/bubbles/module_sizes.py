@@ -9,9 +9,10 @@ that every block multiplies with say the rest:
   sides are ``a d, g d, g d, a d`` (queries, keys, values, output), or sums where they are one;
 - of the MLP they are ``f, f``, with a gate ``f, f, f`` or ``2 f, f``.
 
-Weights are not looked at, so that modules on the ``meta`` device do. Anything else (convolutions in
-stages, blocks that differ, cross-attention, experts) is refused. A real run builds its own layers
-of these sizes.
+Weights are not looked at, so that modules on the ``meta`` device do. An encoder none of whose
+parameters asks for a gradient is frozen; of one that trains in part all is priced as trained.
+Anything else (convolutions in stages, blocks that differ, cross-attention, experts) is refused. A
+real run builds its own layers of these sizes.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ def with_sizes(fields: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         fields: of a `BubblesWorkload`; ``backbone`` may be a module, and each encoder may have a
             ``module`` instead of ``dims`` and a module as its ``projector``. Sizes that an encoder
-            states besides count.
+            states besides count, ``frozen`` too.
 
     Raises:
-        SpecError: a module that is no stack of equal transformer blocks, or a projector that does
-            not go from its encoder's width in one or two matrices, to the backbone's where the
-            workload says that.
+        SpecError: a backbone of which nothing trains; a frozen encoder with a projector that
+            trains, unless the workload says ``frozen``; a module that is no stack of equal
+            transformer blocks, or a projector that does not go from its encoder's width in one or
+            two matrices, to the backbone's where the workload says that.
     """
     made = dict(fields)
     if is_module(made.get("backbone")):
@@ -76,6 +78,11 @@ def backbone_sizes(module: nn.Module, where: str) -> dict[str, Any]:
     from torch import nn
 
     path, sizes = _transformer(module, where)
+    if not _trains(module):
+        raise SpecError(
+            where, got=f"{type(module).__name__} with frozen parameters alone",
+            expected="a backbone that trains", fix="its sizes (dims) are planned as if it did",
+        )  # fmt: skip
     rows = [
         m.num_embeddings for m in _outside(module, path)
         if isinstance(m, nn.Embedding) and m.embedding_dim == sizes["hidden"]
@@ -99,6 +106,14 @@ def _encoder(fields: dict[str, Any], where: str, target: object) -> dict[str, An
         if (patch := _patch_features(module, path, sizes["hidden"])) is not None:
             fields.setdefault("patch_features", patch)
         width = fields["dims"]["hidden"]
+        if not _trains(module) and "frozen" not in fields:
+            if projector is not None and is_module(projector) and _trains(projector):
+                raise SpecError(
+                    where, got="a frozen module and a projector that trains",
+                    expected="frozen: true, which leaves the projector's backward pass out, or "
+                    "frozen: false, which prices the module's too",
+                )  # fmt: skip
+            fields["frozen"] = True
     if projector is not None and is_module(projector):
         dims = fields.get("dims")
         width = width or (dims.get("hidden") if isinstance(dims, Mapping) else None)
@@ -107,6 +122,10 @@ def _encoder(fields: dict[str, Any], where: str, target: object) -> dict[str, An
                             expected="module or dims of the encoder")  # fmt: skip
         fields |= _projector(projector, width, target, fields, f"{where}.projector")
     return fields
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _projector(

@@ -19,7 +19,7 @@ from foreplan.datasets.graphs.operator_graph import OperatorGraph, OperatorNode
 from foreplan.datasets.kernels.training_programs import optimizer_program
 from foreplan.datasets.program import Program
 from foreplan.errors import SpecError
-from foreplan.planner.precision.task import TrainingTask, fingerprint
+from foreplan.planner.precision.task import TrainingTask, fingerprint, module_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,7 @@ class TrainingGraph:
         operators: in the order of the forward pass, the loss of each output last.
         parameters: elements by name, in the order of registration; a shared one once.
         digest: of names and shapes; see `task.fingerprint`.
+        held_bytes: of all parameters, frozen ones too, and of the buffers.
     """
 
     def __init__(
@@ -90,9 +91,10 @@ class TrainingGraph:
         operators: tuple[TrainingOperator, ...],
         parameters: dict[str, int],
         digest: str,
+        held_bytes: int,
     ) -> None:
         self.name, self.operators, self.parameters = name, operators, parameters
-        self.digest = digest
+        self.digest, self.held_bytes = digest, held_bytes
         self.adjustable = tuple(i for i, o in enumerate(operators) if o.adjustable)
 
     def __len__(self) -> int:
@@ -170,6 +172,7 @@ class TrainingGraph:
                 fix="a module that takes its inputs by name needs one around it that does not",
             )  # fmt: skip
         _check_dense(task.name, module)
+        _check_weights(task, module)
         inputs, _ = batch
         if samples is not None:
             _check_samples(task.name, inputs, samples)
@@ -223,7 +226,7 @@ class TrainingGraph:
         made = cls(
             graph.name, tuple(operators),
             {name: p.numel() for name, p in module.named_parameters() if p.requires_grad},
-            fingerprint(module.named_parameters()),
+            fingerprint(module.named_parameters()), module_bytes(module),
         )  # fmt: skip
         if not made.adjustable:
             raise SpecError(
@@ -246,7 +249,7 @@ class TrainingGraph:
             )
             for o in self.operators
         )
-        return TrainingGraph(self.name, operators, self.parameters, self.digest)
+        return TrainingGraph(self.name, operators, self.parameters, self.digest, self.held_bytes)
 
 
 def _where_captured(task: TrainingTask) -> AbstractContextManager[Any]:
@@ -273,6 +276,29 @@ def _check_dense(name: str, module: torch.nn.Module) -> None:
             raise SpecError(
                 f"network {name}: {path}.sparse", got=True, expected="False",
                 fix="steps are planned with dense gradients, which DDP sums",
+            )  # fmt: skip
+
+
+def _check_weights(task: TrainingTask, module: torch.nn.Module) -> None:
+    """Refuse weights that a plan's run would refuse, and those without values.
+
+    Raises:
+        SpecError: trained parameters in another type than fp32, or on the ``meta`` device.
+    """
+    import torch
+
+    from foreplan.planner.precision.decoder_task import DecoderTask
+
+    for path, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.dtype is not torch.float32:
+            raise SpecError(
+                f"network {task.name}: {path}", got=str(parameter.dtype), expected="torch.float32",
+                fix="a plan keeps parameters in fp32 and lowers what computes with them",
+            )  # fmt: skip
+        if parameter.is_meta and not isinstance(task, DecoderTask):
+            raise SpecError(
+                f"network {task.name}: {path}", got="the meta device",
+                expected="a module with weights, from which sensitivities are measured",
             )  # fmt: skip
 
 

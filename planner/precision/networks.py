@@ -71,12 +71,18 @@ def register_network(name: str, build: Builder) -> Registration:
         Undoes the registration where it is used in a ``with`` statement.
 
     Raises:
-        SpecError: the name of one of our own networks, or no plain word.
+        SpecError: the name of one of our own networks, or no plain word; a builder that cannot be
+            called.
     """
     if name in _NETWORKS.ours or not name.isidentifier():
         raise SpecError(
             "network", got=name,
             expected=f"a word of letters, digits and _ other than {', '.join(_NETWORKS.ours)}",
+        )  # fmt: skip
+    if not callable(build):
+        raise SpecError(
+            f"network {name}", got=type(build).__name__, expected=_NETWORKS.expected,
+            fix=f"lambda model, workload, seed: {type(build).__name__}(...)",
         )  # fmt: skip
     return Registration(_REGISTERED.set(MappingProxyType({**_REGISTERED.get(), name: build})))
 

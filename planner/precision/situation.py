@@ -12,7 +12,7 @@ import numpy as np
 
 from foreplan.cost_models.costs import CostBook
 from foreplan.cost_models.ddp_buckets import GRADIENT_BYTES, ddp_buckets
-from foreplan.cost_models.memory import show_bytes
+from foreplan.cost_models.memory import show_bytes, show_missing
 from foreplan.cost_models.schedule import IntArray
 from foreplan.datasets.cluster_entry import Rank
 from foreplan.errors import InfeasibleError, SpecError
@@ -145,6 +145,7 @@ class Situation:
         parameters = sum(self.graph.parameters.values())
         return {
             **state_bytes(parameters, self.workload.optimizer),
+            "weights": self.graph.held_bytes,
             "workspace": self.devices[kind].saved.workspace_bytes(),
         }
 
@@ -266,7 +267,7 @@ class Situation:
             f"{self.graph.name} at a batch of {self.workload.batch} needs at least "
             f"{show_bytes(need)} on {self.ranks[self.kinds[kind][0]].label}, above all {largest} "
             f"({show_bytes(items[largest])}); there is {show_bytes(need - least_bytes + limit)}",
-            fix=f"add {show_bytes(least_bytes - limit)}, or {self._smaller(limit)}",
+            fix=f"add {show_missing(least_bytes - limit)}, or {self._smaller(limit)}",
         )
 
     def _smaller(self, limit: float) -> str:

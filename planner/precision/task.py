@@ -76,3 +76,12 @@ def fingerprint(parameters: Any) -> str:
     """
     text = ";".join(f"{name}:{tuple(tensor.shape)}" for name, tensor in parameters)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def module_bytes(module: torch.nn.Module) -> int:
+    """Bytes of parameters, frozen ones too, and of buffers."""
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for held in (module.parameters(), module.buffers())
+        for tensor in held
+    )

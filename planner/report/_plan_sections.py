@@ -306,8 +306,13 @@ def workload_line(plan: Plan) -> Html:
 
 
 def _says(value: Any) -> bool:
-    """Whether a field asks for something: not where it is left out, empty or 0."""
-    return value is not None and value not in ("", [], {}, 0)
+    """Whether a field asks for something: not where it is left out, empty, of such parts, or 0.
+
+    A switch that is off does: it may be on where nothing is said.
+    """
+    if isinstance(value, dict):
+        return any(map(_says, value.values()))
+    return value is False or (value is not None and value not in ("", [], 0))
 
 
 def metric_cards(plan: Plan) -> list[tuple[str, str]]:

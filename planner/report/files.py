@@ -23,10 +23,10 @@ from foreplan.planner.verify.verification import Verification, load_verification
 
 def write_report(
     plan: Plan | str | os.PathLike[str],
-    output: Path,
+    output: str | os.PathLike[str],
     *,
     verification: Verification | str | os.PathLike[str] | None = None,
-    trace: Path | None = None,
+    trace: str | os.PathLike[str] | None = None,
 ) -> list[Path]:
     """Write the report, and the trace if asked for.
 
@@ -58,10 +58,10 @@ def write_report(
         )  # fmt: skip
     predicted, measured = timelines(loaded, run)
     write_atomically(output, render_report(loaded, run, predicted, measured))
-    written = [output]
+    written = [Path(output)]
     if trace is not None:
         write_atomically(trace, render_trace(predicted, measured))
-        written.append(trace)
+        written.append(Path(trace))
     return written
 
 

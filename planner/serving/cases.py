@@ -3,7 +3,8 @@
 Without tensor parallelism a pair of micro-batch sizes is a case, and they are solved as one family.
 With it there are as many as pairs times groupings; each has a bound that needs no search
 (``solvers.chain_fluid``: layers shared as if they were a fluid), those with the lowest are solved
-first, and those whose bound is beyond what is still sought are not solved at all.
+first, and those whose bound is beyond what is still sought are not solved at all. Of hundreds of
+alike devices only some groupings are looked into; then the bound that is given is one of them all.
 """
 
 from __future__ import annotations
@@ -96,7 +97,18 @@ def solve_cases(chains: ServingChains, limits: TimeLimits, *, gap: float, within
         solution = solve_within(problem, limits, gap=gap, cutoff=cutoff)
         answers.add(pair, solution)
         own[pair] = min(cutoff, solution.objective)
+    if not chains.complete:
+        _bound_the_rest(answers, chains, limits)
     return answers
+
+
+def _bound_the_rest(answers: Answers, chains: ServingChains, limits: TimeLimits) -> None:
+    """Lower what is proven to what holds of every grouping, whether it was looked into or not."""
+    every, pools = np.ones(len(chains.kinds), dtype=np.int64), chains.pools()
+    for pair in chains.sizes():
+        bound = fluid_latency_s(chains.problem(pair), limits, counts=every, pools=pools)
+        answers.lower_s = min(answers.lower_s, bound)
+    answers.proven = answers.proven and answers.lower_s >= answers.best_s
 
 
 def alone(
@@ -162,13 +174,14 @@ def _by_bound(
         return pair, dataclasses.replace(chains.problem(pair), counts=counts)
 
     for place in map(int, order):
+        pair, counts = sizes[place // len(ways)], ways[place % len(ways)]
         floor = float(rough.flat[place])
         if floor == math.inf:
             break
         while sharp and sharp[0][0] <= floor:
             bound, ready = heapq.heappop(sharp)
             yield bound, *case(ready)
-        bound = max(floor, fluid_latency_s(case(place)[1], limits))
+        bound = max(floor, fluid_latency_s(chains.problem(pair), limits, counts=counts))
         if bound < math.inf:
             heapq.heappush(sharp, (bound, place))
     while sharp:

@@ -22,7 +22,13 @@ from foreplan.datasets.models.model import Model
 from foreplan.datasets.program import Variant
 from foreplan.errors import FailedProgramError
 from foreplan.planner.cached_method import cached_method
-from foreplan.planner.serving.groups import Kind, groupings, kinds_of, types_of
+from foreplan.planner.serving.groups import (
+    Kind,
+    grouping_count,
+    groupings,
+    kinds_of,
+    types_of,
+)
 from foreplan.planner.serving.pipeline import TOKEN_BYTES, stage_kernels
 from foreplan.planner.serving.pricing import (
     DECODE,
@@ -39,8 +45,12 @@ from foreplan.planner.serving.spec import (
     StageDecision,
 )
 from foreplan.planner.serving.workspace import StageWorkspace
+from foreplan.solvers.chain_fluid import Pool
 from foreplan.solvers.chain_problem import ChainProblem, FloatArray, IntArray
 from foreplan.solvers.chain_score import ChainAssignment
+
+#: Most ways to group the devices that are looked into, see `groupings`.
+MOST_WAYS = 4096
 
 
 class ServingChains:
@@ -86,9 +96,29 @@ class ServingChains:
             self.cache_omega, kinds=kinds,
         )  # fmt: skip
 
+    @cached_method
     def groupings(self) -> IntArray:
-        """``[G, kinds]`` groups of each kind that exist together, in every way there is."""
-        return groupings(self.kinds, [len(ranks) for ranks in self.types])
+        """``[G, kinds]`` groups of each kind that exist together: every way, or `MOST_WAYS`."""
+        return groupings(self.kinds, self._devices, most=MOST_WAYS)
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all ways."""
+        return grouping_count(self.kinds, self._devices) <= MOST_WAYS
+
+    def pools(self) -> list[Pool]:
+        """The devices of each type, which its kinds are groups of."""
+        sizes = np.array([kind.degree for kind in self.kinds])
+        types = np.array([kind.type for kind in self.kinds])
+        return [
+            Pool(np.where(types == t, sizes, 0), count)
+            for t, count in enumerate(self._devices)
+            if (types == t).any()
+        ]
+
+    @property
+    def _devices(self) -> list[int]:
+        return [len(ranks) for ranks in self.types]
 
     def usable(self) -> IntArray:
         """Devices of each type that have a place in some grouping."""

@@ -7,6 +7,7 @@ How many groups of each size a type is cut into is decided outside of it, by `gr
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -144,7 +145,9 @@ def _blocks(cluster: Cluster, ranks: Sequence[Rank], degree: int) -> tuple[tuple
     return tuple(found.values())
 
 
-def groupings(kinds: Sequence[Kind], devices: Sequence[int]) -> IntArray:
+def groupings(
+    kinds: Sequence[Kind], devices: Sequence[int], *, most: int | None = None
+) -> IntArray:
     """``[G, kinds]`` every way to cut the types into groups to which no group can be added.
 
     Others leave devices out that a kind has a use for; the solver may leave any group out, so that
@@ -153,30 +156,73 @@ def groupings(kinds: Sequence[Kind], devices: Sequence[int]) -> IntArray:
     Args:
         kinds: type by type.
         devices: of each type.
+        most: where there are more ways (`grouping_count`), those in which a type has groups of two
+            sizes, or if these are too many of one, and of what is left over the largest.
     """
-    by_type: list[list[tuple[int, ...]]] = []
-    for t, count in enumerate(devices):
-        sizes = [kind.degree for kind in kinds if kind.type == t]
-        ways = list(_ways(sizes, count))
-        smallest = min(sizes, default=1)
-        full = [w for w in ways if count - sum(map(_times, w, sizes)) < smallest]
-        by_type.append(full or [()])
-    joined = [tuple(itertools.chain(*each)) for each in itertools.product(*by_type)]
+    depth = None
+    if most is not None and grouping_count(kinds, devices) > most:
+        depth = 2 if math.prod(map(len, _by_type(kinds, devices, 2))) <= most else 1
+    joined = [tuple(itertools.chain(*each)) for each in itertools.product(
+        *_by_type(kinds, devices, depth)
+    )]  # fmt: skip
     return np.array(joined, dtype=np.int64)
 
 
+def grouping_count(kinds: Sequence[Kind], devices: Sequence[int]) -> int:
+    """How many ways `groupings` has if none is left out."""
+    return math.prod(
+        _ways_count(tuple(kind.degree for kind in kinds if kind.type == t), count)
+        for t, count in enumerate(devices)
+    )
+
+
+def _by_type(
+    kinds: Sequence[Kind], devices: Sequence[int], depth: int | None
+) -> list[list[tuple[int, ...]]]:
+    """Of each type, numbers of groups of its kinds: all, or with ``depth`` sizes chosen freely."""
+    found: list[list[tuple[int, ...]]] = []
+    for t, count in enumerate(devices):
+        sizes = [kind.degree for kind in kinds if kind.type == t]
+        ways = _ways(sizes, count) if depth is None else _thin_ways(sizes, count, depth)
+        found.append(list(ways) or [()])
+    return found
+
+
 def _ways(sizes: Sequence[int], room: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of groups of each size that ``room`` devices suffice for."""
-    if not sizes:
-        yield ()
+    """Numbers of groups of each size, sizes rising, that leave no room for one more of any."""
+    if len(sizes) <= 1:
+        yield tuple(room // size for size in sizes)
         return
-    for count in range(room // sizes[0] + 1):
-        for rest in _ways(sizes[1:], room - count * sizes[0]):
-            yield count, *rest
+    *small, large = sizes
+    for count in range(room // large + 1):
+        for rest in _ways(small, room - count * large):
+            yield *rest, count
 
 
-def _times(count: int, size: int) -> int:
-    return count * size
+def _ways_count(sizes: tuple[int, ...], room: int) -> int:
+    """How many `_ways` has: those that leave fewer devices over than the smallest group takes."""
+    ends = np.zeros(room + 1, dtype=object)
+    ends[0] = 1
+    for size in sizes:
+        for used in range(size, room + 1):
+            ends[used] += ends[used - size]
+    return int(ends[max(0, room + 1 - min(sizes, default=1)) :].sum())
+
+
+def _thin_ways(sizes: Sequence[int], room: int, depth: int) -> list[tuple[int, ...]]:
+    """Those of `_ways` that have any number of one size, as much as there is room for of others."""
+    found: dict[tuple[int, ...], None] = {}
+    orders = itertools.permutations(range(len(sizes)), min(depth, len(sizes)))
+    for first, *others in orders:
+        fullest = room // sizes[first]
+        for count in range(1, fullest + 1) if others else (fullest,):
+            way, left = [0] * len(sizes), room - count * sizes[first]
+            way[first] = count
+            for k in (*others, *reversed(range(len(sizes)))):
+                way[k] += left // sizes[k]
+                left %= sizes[k]
+            found[tuple(way)] = None
+    return list(found)
 
 
 def _listed(values: Sequence[int]) -> str:

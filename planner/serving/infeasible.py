@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreplan.cost_models.memory import show_bytes
+from foreplan.cost_models.memory import show_bytes, show_missing
 from foreplan.errors import InfeasibleError, MissingDataError
 from foreplan.planner.serving.cases import least_obstacle
 from foreplan.planner.serving.chain import ServingChains, static_bytes
@@ -49,7 +49,7 @@ def why_infeasible(chains: ServingChains) -> InfeasibleError:
         return InfeasibleError(
             f"{model.name} at {fewest} bits needs {show_bytes(need)}, above all {item} "
             f"({size}), of the {show_bytes(have)} of {devices}",
-            fix=f"add {show_bytes(need - have)}, or lower the batch or the context{eight}",
+            fix=f"add {show_missing(need - have)}, or lower the batch or the context{eight}",
         )
     for k, why in chains.unable().items():
         return InfeasibleError(f"no split of {model.name} without {chains.name(k)}: {why}")
@@ -95,7 +95,7 @@ def _in_the_way(chains: ServingChains, found: ChainDiagnosis, devices: str) -> I
         )
         return InfeasibleError(
             f"no split of {model.name} over {devices} fits: {short}",
-            fix=f"give {show_bytes(found.excess)} more, or lower the batch or the context"
+            fix=f"give {show_missing(found.excess)} more, or lower the batch or the context"
             + else_auto,
         )
     return InfeasibleError(

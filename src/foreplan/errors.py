@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 #: Longest message; names and values from files can be of any length.
 MOST_CHARACTERS = 1500
@@ -34,6 +34,16 @@ class ForeplanError(Exception):
         if len(text) > MOST_CHARACTERS:
             text = text[: MOST_CHARACTERS - 3] + "..."
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Between processes an exception is called again with its message alone, which a SpecError
+        # refuses: `multiprocessing.Pool` then waits for ever, a process executor breaks.
+        return type(self)._again, self.args, self.__dict__
+
+    @classmethod
+    def _again(cls, *args: object) -> Self:
+        """An error of this message; copies and other processes add its attributes."""
+        return cls.__new__(cls, *args)
 
 
 class SpecError(ForeplanError):

@@ -4,8 +4,9 @@ One core in fp32: nanoseconds an element takes longer than in a plain map or sum
 many elements that makes in a microsecond, for three drawn sizes (medians; each the quickest of
 `_REPEATS` by the thread's own time). `cost_models.rates.slow_functions`, ``rows_across``,
 ``picked_rows`` and ``pool_results`` have these figures, read off seed 0; other seeds check them.
-``--rows`` prints what a row takes longer than its share of rows of 512 elements, by its width
-(``narrow_rows``, ``narrow_norms``); ``--dtype bf16`` that of 16 bits.
+``--only`` prints functions whose names hold a word alone; ``--rows`` prints what a row takes longer
+than its share of rows of 512 elements, by its width (``narrow_rows``, ``narrow_norms``);
+``--dtype bf16`` that of 16 bits.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ _OF_ANY: _Functions = {
     "fake_quantize_per_tensor": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -99, 99),
     "bucketize of 30": lambda x: torch.bucketize(x, torch.linspace(-2, 2, 30)),
     "cummax": lambda x: torch.cummax(x, -1), "any": lambda x: torch.any(x > 0, -1),
+    "rrelu": partial(_F.rrelu, training=True),
+    "cauchy": lambda x: torch.empty_like(x).cauchy_(),
+    "geometric": lambda x: torch.empty_like(x).geometric_(0.3),
+    "log_normal": lambda x: torch.empty_like(x).log_normal_(),
 }  # fmt: skip
 _OF_POSITIVE: _Functions = {
     "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "log": torch.log, "log2": torch.log2,
@@ -66,11 +71,19 @@ _OF_POSITIVE: _Functions = {
     "atanh": torch.atanh, "erfinv": torch.erfinv, "lgamma": torch.lgamma,
     "digamma": torch.digamma, "logit": torch.logit, "bernoulli": torch.bernoulli,
     "polygamma": partial(torch.polygamma, 1), "multinomial": lambda x: torch.multinomial(x, 1),
-}  # fmt: skip
+    "poisson": torch.poisson,
+} | {f"special_{name}": getattr(torch.special, name) for name in (
+    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0",
+    "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1", "spherical_bessel_j0",
+    "airy_ai", "i0e", "i1", "i1e", "ndtri", "log_ndtr", "erfcx", "entr",
+)}  # fmt: skip
 _OF_TWO: _Functions = {
     "atan2": torch.atan2, "remainder": torch.remainder, "fmod": torch.fmod, "hypot": torch.hypot,
     "logaddexp": torch.logaddexp, "gt": torch.gt, "xlogy": torch.xlogy,
-    "pow of two": lambda x, y: torch.pow(y, x),
+    "pow of two": lambda x, y: torch.pow(y, x), "heaviside": torch.heaviside,
+    "special_zeta": lambda x, y: torch.special.zeta(y + 1.5, y),
+    "igamma": lambda x, y: torch.special.gammainc(y, y),
+    "igammac": lambda x, y: torch.special.gammaincc(y, y),
 }  # fmt: skip
 #: Losses of two tensors of shares; `_ATEN.nll_loss_forward` picks.
 _LOSSES: _Functions = {
@@ -88,7 +101,7 @@ _OF_ROWS: _Functions = {
     "std": torch.std, "var": torch.var, "std_mean": torch.std_mean, "var_mean": torch.var_mean,
     "max": torch.max, "min": torch.min, "median": torch.median, "logsumexp": torch.logsumexp,
     "cumsum": torch.cumsum, "cumprod": torch.cumprod, "logcumsumexp": torch.logcumsumexp,
-    "log_softmax": torch.log_softmax,
+    "log_softmax": torch.log_softmax, "mode": torch.mode, "nanmedian": torch.nanmedian,
 }  # fmt: skip
 
 
@@ -127,6 +140,7 @@ def cases(rows: int, cols: int) -> Iterator[Case]:
         yield Case(name, count, back, two)
     yield Case("where", count, partial(torch.where, causal, x, y), two)
     yield Case("masked_fill", count, partial(torch.masked_fill, x, causal, 0.0), one)
+    yield Case("masked_scatter", count, partial(torch.masked_scatter, x, causal, y), two)
     yield Case("glu", count // 2, partial(_F.glu, x), partial(torch.abs, x[:, : cols // 2]))
     yield Case("kthvalue", count, partial(torch.kthvalue, x, 5, -1), summed)
     yield Case("histc", count, partial(torch.histc, x, 100), summed)
@@ -303,6 +317,7 @@ def main() -> None:
     """Print a line a function."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=())
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     asked = parser.parse_args()
@@ -320,9 +335,12 @@ def main() -> None:
     with torch.no_grad():
         for size in sizes:
             for case in cases(*size):
+                if asked.only and not any(word in case.name for word in asked.only):
+                    continue
                 beside = quickest_s(case.call) - quickest_s(case.plain)
                 found.setdefault(case.name, []).append(1e9 * beside / case.elements)
-        rows = [chosen(*how) for how in ((4096, 64, 6), (16, 32000, 50), (512, 512, 8))]
+        hows = () if asked.only else ((4096, 64, 6), (16, 32000, 50), (512, 512, 8))
+        rows = [chosen(*how) for how in hows]
     for name, each in found.items():
         middle = statistics.median(each)
         shown = " ".join(f"{ns:6.2f}" for ns in each)

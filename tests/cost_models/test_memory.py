@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from foreplan.cost_models.memory import GIB, MIB, MemoryLedger, show_bytes
+from foreplan.cost_models.memory import GIB, MIB, MemoryLedger, show_bytes, show_missing
 from foreplan.errors import InfeasibleError
 
 
@@ -43,3 +43,17 @@ def test_bytes_for_people() -> None:
     assert show_bytes(-3 * GIB) == "-3.00 GiB"
     assert show_bytes(GIB - MIB) == "1023.0 MiB"
     assert show_bytes(0) == "0.0 MiB"
+
+
+def test_what_is_missing_is_rounded_up() -> None:
+    assert show_missing(1) == "0.1 KiB"
+    assert show_missing(MIB) == "1.0 MiB"
+    assert show_missing(MIB + 1) == "1.1 MiB"
+    assert show_missing(GIB + MIB) == "1.01 GiB"
+
+
+def test_a_byte_too_much_is_not_0() -> None:
+    with pytest.raises(InfeasibleError, match=r"needs 1\.0 MiB of 1\.0 MiB: 1 B too much"):
+        MemoryLedger("t4", MIB - 1, {"weights": MIB}).check(0)
+    assert show_bytes(5000) == "4.9 KiB"
+    assert show_bytes(MIB // 10) == "0.1 MiB"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import os
 from pathlib import Path
 
@@ -58,6 +59,25 @@ def test_gzip(tmp_path: Path) -> None:
     path = tmp_path / "bmm.csv.gz"
     path.write_bytes(gzip.compress(UPSTREAM_BMM.encode()))
     assert len(read_operators(path, "neusight")) == 2
+
+
+def test_xz(tmp_path: Path) -> None:
+    path = tmp_path / "bmm.csv.xz"
+    packed = lzma.compress(UPSTREAM_BMM.encode())
+    path.write_bytes(packed)
+    assert len(read_operators(path, "neusight")) == 2
+    path.write_bytes(packed[:-20])
+    with pytest.raises(SpecError, match=r"bmm\.csv\.xz"):
+        read_operators(path, "neusight")
+
+
+def test_a_folder_instead_of_a_file_names_its_tables(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="a table of operators is one file"):
+        read_operators(tmp_path, "neusight")
+    for name in ("b.csv", "a.csv.xz", "notes.txt"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(SpecError, match=r"say .*/a\.csv\.xz, or another of its 2 tables"):
+        read_operators(tmp_path, "neusight")
 
 
 def test_aiconfigurator_gemm_names_ops_by_dtype(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import gzip
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -173,6 +174,16 @@ def test_a_dumped_document_reads_back_equal(
 def test_nearest_ignores_case() -> None:
     assert nearest("COUNT", ["count", "size"]) == "count"
     assert nearest("xyz", ["count", "size"]) is None
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    found = validate(Item, {"count": np.int64(3), "size": np.float32(0.5)}, "f")
+    assert (found.count, found.size) == (3, 0.5)
+    assert validate(Item, {"count": 1, "words": np.array(["a", "b"])}, "f").words == ("a", "b")
+    with pytest.raises(SpecError, match=r"f: count: got 3\.0, expected a whole number"):
+        validate(Item, {"count": np.float32(3)}, "f")
+    with pytest.raises(SpecError, match=r"f: got what JSON cannot say .*unknown type object"):
+        validate(Item, {"count": np.array([object()])}, "f")
 
 
 def test_records_are_frozen() -> None:

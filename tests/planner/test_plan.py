@@ -2,8 +2,10 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -65,6 +67,31 @@ def test_a_plan_is_one_line_in_a_prompt(plan: Plan) -> None:
     assert str(plan) == repr(plan)
     assert re.fullmatch(r"<Plan: serving of tiny-llama-random on \d ranks?, .* m?s predicted>",
                         repr(plan))  # fmt: skip
+
+
+def test_the_type_wanted_of_a_decision_is_a_type(plan: Plan) -> None:
+    with pytest.raises(SpecError, match="wanted: got 'ServingDecision', expected a type"):
+        foreplan.decision_of(plan, "ServingDecision")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"beside": None}, r"beside: got nothing, expected a list, as in \['roofline'\], or \(\)"),
+        ({"beside": 3}, "beside: got 3, expected a list"),
+        ({"beside": "roofline"}, r"beside: got 'roofline', expected a list, as in \['roofline'\]"),
+        ({"progress": True}, "progress: got True, expected a function of one text, such as print"),
+    ],
+)
+def test_arguments_of_another_type_are_one_line(given: dict, line: str) -> None:
+    with pytest.raises(SpecError, match=line):
+        foreplan.plan("serving", "tiny-llama-random", "t4", {}, **given)
+
+
+def test_a_seed_may_be_of_numpy() -> None:
+    small = {"batch": 1, "prompt_tokens": 4, "new_tokens": 1}
+    ask = partial(foreplan.plan, "serving", "tiny-llama-random", "t4", small, costs="roofline")
+    assert ask(seed=np.int64(3)).to_json() == ask(seed=3).to_json()
 
 
 @pytest.mark.parametrize("seed", ["1", -1, None, True, 1.0])

@@ -45,6 +45,8 @@ def main(folder: Path) -> None:
     assert sum(stage.end - stage.start for stage in stages(plan)) == 16
     written: foreplan.Written = foreplan.export_plan(plan, "vllm", folder / "launch")
     assert "launch.sh" in written.files
+    pages = foreplan.write_report(plan, f"{folder}/report.html")
+    assert_type(pages, list[Path])
     replay: foreplan.Replay = foreplan.predict_latency("llama-3.2-1b", "l4", costs="roofline")
     assert replay.low_s <= replay.latency_s <= replay.high_s
     builder = foreplan.ScheduleBuilder(["here"])

@@ -14,7 +14,7 @@ run equals one process bit by bit (two ranks: a sum of two does not depend on th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ from foreplan.planner.precision.spec import (
     PrecisionDecision,
     PrecisionWorkload,
 )
-from foreplan.planner.precision.task import TrainingTask
+from foreplan.planner.precision.task import TrainingTask, module_bytes
 
 MODES = ("fast", "reference")
 Batch = tuple[tuple[Any, ...], Any]
@@ -258,9 +258,3 @@ def sampled_gradients(module: nn.Module, scale: float = 1.0) -> dict[str, list[f
             some = torch.cat([flat.norm().view(1), flat[::every][:SAMPLED_GRADIENTS]])
             found[name] = (some / scale).tolist()
     return found
-
-
-def module_bytes(module: nn.Module) -> int:
-    """Bytes of parameters and buffers."""
-    held: Sequence[Tensor] = (*module.parameters(), *module.buffers())
-    return sum(tensor.numel() * tensor.element_size() for tensor in held)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,10 @@ def apply_precision(
         SpecError: the plan is of another kind or for another model (names the parameters that
             differ), has no such rank, or a module cannot be computed as planned on its device.
     """
+    _check_module(model)
     decision = _decision(plan)
-    if not 0 <= rank < len(decision.workers):
+    # From a launcher, unseen by a type checker: RANK of the environment is a text.
+    if not isinstance(rank, Integral) or not 0 <= rank < len(decision.workers):
         raise SpecError("rank", got=rank, expected=f"0..{len(decision.workers) - 1} of this plan")
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     _check_same_network(inner, decision)
@@ -94,7 +97,18 @@ def apply_variants(model: nn.Module, variants: Mapping[str, str], *, seed: int =
 
 
 def remove_precision(model: nn.Module) -> nn.Module:
-    """Undo `apply_precision`; does nothing to a model that has no plan."""
+    """Undo `apply_precision`; does nothing to a model that has no plan.
+
+    Args:
+        model: changed in place.
+
+    Returns:
+        The model, for chaining.
+
+    Raises:
+        SpecError: it is no module.
+    """
+    _check_module(model)
     for module in model.modules():
         module.__class__ = _original(type(module))
         module.__dict__.pop("planned", None)
@@ -314,6 +328,11 @@ def _floats(values: Any) -> Iterator[Tensor]:
 
 
 # -------------------------------------------------------------------------------------- checks
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise SpecError("model", got=type(model).__name__, expected="a torch.nn.Module")
 
 
 def _decision(plan: Plan | PrecisionDecision | str | Path) -> PrecisionDecision:

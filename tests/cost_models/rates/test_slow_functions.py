@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from foreplan.cost_models.lowering.graph_programs import lower
+from foreplan.cost_models.rates.chosen_kernels import chosen_kernel_s
 from foreplan.cost_models.rates.known_rates import KnownRates
 from foreplan.cost_models.rates.slow_functions import function_s
 from foreplan.datasets import device_zoo
@@ -186,3 +187,51 @@ def test_doubles_and_channels_that_lie_last_have_times_of_their_own() -> None:
     assert function_s(last, CORE, 1e-6) == pytest.approx(1e-6 * 50_000 / 8000)
     back = mapped("upsample_bilinear2d_backward_channels_last")
     assert function_s(back, CORE, 1e-6) == pytest.approx(1e-6 * 50_000 / 3500)
+
+
+class Drawn(nn.Module):
+    """A function of one tensor."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.of(x)
+
+
+@pytest.mark.parametrize(
+    ("of", "kind", "in_a_call"),
+    [
+        (torch.special.bessel_j0, "elementwise", 485),
+        (torch.special.i0e, "elementwise", 55),
+        (torch.special.gammainc, "elementwise", 31),
+        (torch.heaviside, "elementwise", 257),
+        (torch.poisson, "elementwise", 58),
+        (lambda x: torch.empty_like(x).cauchy_(), "elementwise", 52),
+        (lambda x: torch.empty_like(x).geometric_(0.3), "elementwise", 91),
+        (lambda x: torch.empty_like(x).log_normal_(), "elementwise", 41),
+        (lambda x: torch.mode(x, -1)[0], "reduction", 30),
+        (lambda x: torch.nanmedian(x, -1)[0], "reduction", 93),
+    ],
+)
+def test_functions_that_torch_computes_one_by_one_have_a_figure(
+    of: Any, kind: str, in_a_call: int
+) -> None:
+    two = of in (torch.heaviside, torch.special.gammainc)
+    module = Drawn((lambda x: of(x, x)) if two else of)
+    steps = lower(capture(module, {"x": torch.rand(60, 90)}, eager=True), phase="inference")
+    works = [step.work for step in steps if isinstance(step.work, Program)]
+    slow = [work for work in works if function_s(work, CORE, 1e-6)]
+    assert [work.op for work in slow] == [kind]
+    assert function_s(slow[0], CORE, 1e-6) == pytest.approx(1e-6 * 60 * 90 / in_a_call)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_slopes_take_their_time_where_they_are_drawn(training: bool) -> None:
+    module = Drawn(lambda x: nn.functional.rrelu(x, training=training))
+    steps = lower(capture(module, {"x": torch.rand(60, 90)}, eager=True), phase="inference")
+    work = next(step.work for step in steps if isinstance(step.work, Program))
+    drawn = 1e-6 * 60 * 90 / 181 if training else 0.0
+    assert chosen_kernel_s(work, CORE, 1e-6) == pytest.approx(drawn)
+    assert function_s(work, CORE, 1e-6) == 0.0

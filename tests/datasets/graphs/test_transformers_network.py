@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.cost_models.test_zoo_laws import WITHIN
 
 from foreplan.cost_models.lowering.graph_programs import lower, model_steps
 from foreplan.cost_models.lowering.graph_step import Phase
+from foreplan.cost_models.lowering.step_store import stored_steps
 from foreplan.cost_models.predictor import Predictor
 from foreplan.cost_models.ranking import Ranking, rank_devices
 from foreplan.cost_models.replay import predict_latency
@@ -365,3 +368,38 @@ def test_positions_bound_the_tokens(tmp_path: Path) -> None:
         network_module(_network(tmp_path, BERT), batch=1, tokens=65)
     with pytest.raises(SpecError, match=r"batch: got 'an input of the sizes \[10+, 64\]'"):
         network_module(_network(tmp_path, BERT), batch=10**17, tokens=64)
+
+
+def test_an_edited_class_of_a_users_own_is_captured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own_network.py"
+    text = (
+        "import torch, transformers\n"
+        "class OwnConfig(transformers.PretrainedConfig):\n"
+        "    model_type = 'own_network'\n"
+        "class OwnModel(transformers.PreTrainedModel):\n"
+        "    config_class = OwnConfig\n"
+        "    main_input_name = 'input_ids'\n"
+        "    def __init__(self, config):\n"
+        "        super().__init__(config)\n"
+        "        self.words = torch.nn.Embedding(100, 32)\n"
+        "        self.linear = torch.nn.Linear(32, 32)\n"
+        "    def forward(self, input_ids, **kwargs):\n"
+        "        return self.linear(self.words(input_ids))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    folder, seen = _folder(tmp_path, {"model_type": "own_network"}), []
+    for edited in (text, text, text.replace("self.linear(s", "self.linear.forward(-s")):
+        file.write_text(edited)
+        monkeypatch.delitem(sys.modules, "own_network", raising=False)
+        importlib.invalidate_caches()
+        own: Any = importlib.import_module("own_network")
+        transformers.AutoConfig.register("own_network", own.OwnConfig, exist_ok=True)
+        transformers.AutoModel.register(own.OwnConfig, own.OwnModel, exist_ok=True)
+        network = network_or_model(folder)
+        steps, found = stored_steps(network, batch=1, tokens=8, phase="inference")
+        seen.append((found, len(steps)))
+    assert [found for found, _ in seen] == [False, True, False]
+    assert seen[2][1] > seen[1][1]

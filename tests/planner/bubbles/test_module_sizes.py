@@ -194,3 +194,28 @@ def test_models_of_transformers_are_stacks_like_any_other():
     assert (found["heads"], found["kv_heads"], found["ffn"], found["gated"]) == (8, 2, 352, True)
     (eye,) = with_sizes({"encoders": [{"name": "e", "module": siglip, "tokens": 4}]})["encoders"]
     assert (eye["dims"]["heads"], eye["dims"]["ffn"], eye["patch_features"]) == (6, 200, 588)
+
+
+def test_a_module_that_does_not_train_is_frozen():
+    fields = {"name": "eye", "module": vision().requires_grad_(requires_grad=False), "tokens": 9}
+    assert with_sizes({"encoders": [fields]})["encoders"][0]["frozen"] is True
+    stated = {**fields, "frozen": False}
+    assert with_sizes({"encoders": [stated]})["encoders"][0]["frozen"] is False
+    part = vision()
+    part.patches.requires_grad_(requires_grad=False)
+    assert "frozen" not in with_sizes({"encoders": [{**fields, "module": part}]})["encoders"][0]
+
+
+def test_a_projector_that_trains_behind_a_frozen_module_has_to_be_said():
+    tower, bridge = vision().requires_grad_(requires_grad=False), nn.Linear(48, 64)
+    fields = {"name": "eye", "module": tower, "projector": bridge, "tokens": 9}
+    with pytest.raises(SpecError, match=r"encoders\[0\]: got 'a frozen module and a proj"):
+        with_sizes({"encoders": [fields]})
+    assert with_sizes({"encoders": [{**fields, "frozen": True}]})["encoders"][0]["frozen"] is True
+    bridge.requires_grad_(requires_grad=False)
+    assert with_sizes({"encoders": [fields]})["encoders"][0]["frozen"] is True
+
+
+def test_a_backbone_that_does_not_train_is_refused():
+    with pytest.raises(SpecError, match="frozen parameters alone', expected a backbone that tra"):
+        backbone_sizes(language().requires_grad_(requires_grad=False), "backbone")

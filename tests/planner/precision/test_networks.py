@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -124,6 +124,62 @@ def test_a_script_registers_a_network() -> None:
     for name in ("byte_lm", "os:system", ""):
         with pytest.raises(SpecError, match="a word of letters, digits and _ other than"):
             register_network(name, build)
+    with pytest.raises(SpecError, match="network mine: got 'str', expected a builder of training"):
+        register_network("mine", "build")
+
+
+class Backbone(torch.nn.Module):
+    """A frozen trunk with statistics of its own, and a head that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = torch.nn.Linear(32, 64).requires_grad_(requires_grad=False)
+        self.norm = torch.nn.BatchNorm1d(64, affine=False)
+        self.head = torch.nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.norm(self.trunk(x)))
+        return found
+
+
+class BackboneTask:
+    """Samples for a `Backbone` that ``change`` is done to."""
+
+    name = "backbone"
+
+    def __init__(self, change: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+        self.change = change
+
+    def module(self) -> torch.nn.Module:
+        return self.change(Backbone())
+
+    def batch(self, step: int, rank: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        torch.manual_seed(100 * rank + step + 50)
+        return (torch.randn(4, 32),), torch.randint(8, (4,))
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(output, target)
+
+
+def planned(task: TrainingTask) -> foreplan.Plan:
+    with register_network("backbone", lambda model, workload, seed: task):
+        return foreplan.plan(
+            "precision", None, "1xt4", {"network": "backbone", "batch": 4}, costs="roofline"
+        )
+
+
+def test_frozen_parameters_and_buffers_are_held_and_not_trained() -> None:
+    memory = planned(BackboneTask(lambda module: module)).predicted.ranks[0].memory_bytes
+    trained, frozen, statistics = 64 * 8 + 8, 32 * 64 + 64, 4 * (64 + 64) + 8
+    assert memory["weights"] == 4 * (trained + frozen) + statistics
+    assert memory["gradients"] == memory["optimizer"] == 4 * trained
+
+
+def test_weights_that_no_run_would_take_are_refused_before() -> None:
+    with pytest.raises(SpecError, match=r"backbone: head.weight: got 'torch.bfloat16', expected"):
+        planned(BackboneTask(lambda module: module.bfloat16()))
+    with pytest.raises(SpecError, match=r"trunk.weight: got 'the meta device', expected a module"):
+        planned(BackboneTask(lambda module: module.to("meta")))
 
 
 class TwoHeads(torch.nn.Module):

@@ -143,6 +143,15 @@ def test_a_plan_alone(plan):
     assert "Measured" not in page.text()
 
 
+def test_the_workload_has_no_label_without_a_value(make_plan):
+    workload = {"times": {"transfer_s": None, "parts": {}}, "sharded": False, "slack": 0, "seen": 3}
+    shown = [
+        text.strip() for tag, text in Page(render_report(make_plan(workload=workload))).texts
+        if tag == "span" and text.strip() in ("times", "sharded", "slack", "seen")
+    ]  # fmt: skip
+    assert shown == ["sharded", "seen"]
+
+
 def test_a_plan_of_another_kind(bare_plan):
     text = Page(render_report(bare_plan)).text()
     assert "tau 4: 1.5 s predicted." in text

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from foreplan.datasets.cluster import Cluster
 from foreplan.datasets.specs import validate
 from foreplan.errors import InfeasibleError, SpecError
 from foreplan.planner.predict import Forecast
-from foreplan.planner.serving import ServingPlanner
+from foreplan.planner.serving import ServingPlanner, chain
 from foreplan.planner.serving.cases import solve_cases
-from foreplan.planner.serving.groups import Kind, groupings
+from foreplan.planner.serving.groups import Kind, grouping_count, groupings
 from foreplan.planner.serving.spec import ServingDecision, ServingWorkload
 from foreplan.planner.serving.time_limits import time_limits
 from foreplan.planner.what_if import what_if
@@ -57,6 +58,37 @@ def test_groupings_are_all_that_cannot_be_added_to(sizes, devices):
     for way in found:
         more = [tuple(n + (i == k) for i, n in enumerate(way)) for k in range(len(kinds))]
         assert not fitting.intersection(more)
+    assert len(found) == grouping_count(kinds, devices)
+    # Where there are too many, some of them, with every kind that there is room for.
+    thin = {tuple(int(n) for n in row) for row in groupings(kinds, devices, most=1)}
+    assert thin <= found
+    for k in range(len(kinds)):
+        assert any(way[k] for way in thin) == any(way[k] for way in found)
+
+
+def test_hundreds_of_alike_devices_have_few_groupings():
+    kinds = [Kind(t, d, ()) for t in (0, 1) for d in (1, 2, 4, 8, 16, 32, 64)]
+    one, two = kinds[:7], kinds
+    assert grouping_count(one, [300]) > 100_000
+    thin = groupings(one, [300], most=4096)
+    assert 100 < len(thin) <= 4096
+    assert any((way[3], way[4]) == (27, 5) for way in thin)  # two sizes in any numbers
+    assert (thin @ [kind.degree for kind in one] == 300).all()
+    assert len(groupings(two, [150, 150], most=4096)) <= 7**4
+
+
+@pytest.mark.parametrize("memory", [FOUR, (24.0,) * 3])
+def test_a_search_of_some_groupings_claims_no_more_than_holds_of_all(
+    make_problem, memory, monkeypatch
+):
+    problem = make_problem(*memory, bits=[16, 8], tensor_parallel="auto")
+    full = solve_cases(chains_of(problem), time_limits(problem.workload), gap=1e-6, within=0.02)
+    monkeypatch.setattr(chain, "MOST_WAYS", 1)
+    chains = PLANNER._made_chains(problem)
+    assert not chains.complete
+    found = solve_cases(chains, time_limits(problem.workload), gap=1e-6, within=0.02)
+    assert found.lower_s <= full.best_s * (1 + 1e-6)
+    assert full.best_s * (1 - 1e-6) <= found.best_s < math.inf
 
 
 @pytest.mark.parametrize("fast", [False, True])

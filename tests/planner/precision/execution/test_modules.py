@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,20 @@ def test_a_plan_changes_precision_and_nothing_that_is_saved(workload: Make) -> N
     remove_precision(model)
     assert torch.equal(model(ids), exact)
     assert [type(part) for part in model.modules()] == [type(p) for p in task.module().modules()]
+
+
+@pytest.mark.parametrize("rank", ["0", None, 2, -1, 0.0])
+def test_a_rank_is_a_number_of_the_plan(workload: Make, rank: Any) -> None:
+    work = workload()
+    task = training_task(None, work, 0)
+    decision = uniform_decision(task, work, ["bf16", "int8"])
+    with pytest.raises(SpecError, match=r"rank: got .*, expected 0\.\.1 of this plan"):
+        apply_precision(task.module(), decision, rank)
+    other: Any = "a model"
+    with pytest.raises(SpecError, match=r"model: got 'str', expected a torch\.nn\.Module"):
+        apply_precision(other, decision, 0)
+    with pytest.raises(SpecError, match=r"model: got 'str', expected a torch\.nn\.Module"):
+        remove_precision(other)
 
 
 def test_copies_compute_by_themselves(workload: Make) -> None:
