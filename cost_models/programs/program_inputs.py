@@ -61,6 +61,18 @@ class ProgramInputs(NamedTuple):
         """A row for each leaf with what is known of its program, for trees."""
         return np.concatenate([self.leaf, self.summary[self.program], self.device[self.program]], 1)
 
+    def of_gpus(self) -> ProgramInputs:
+        """Those of programs that did not run on a CPU."""
+        chosen = ~self.cpu
+        leaves = chosen[self.program]
+        sizes = np.bincount(self.program, minlength=len(self.cpu))[chosen]
+        bound = ProgramBound(*(values[chosen] for values in self.bound))
+        return ProgramInputs(
+            self.scale_s[chosen], self.leaf_s[leaves], bound, self.summary[chosen],
+            self.leaf[leaves], self.device[chosen], np.repeat(np.arange(len(sizes)), sizes),
+            np.append(0, np.cumsum(sizes)[:-1]), self.cpu[chosen],
+        )  # fmt: skip
+
 
 def fit_scale(table: ProgramTable, latency_s: Floats) -> ProgramScale:
     """Fit the weights of parts on a table's rows."""

@@ -46,7 +46,7 @@ from foreplan.datasets.device import Device
 from foreplan.datasets.specs import validate
 from foreplan.errors import MissingDataError, SpecError
 
-SCHEMA = "foreplan.program-predictor/5"
+SCHEMA = "foreplan.program-predictor/6"
 
 #: Upper ends (seconds, predicted) of the ranges that are calibrated apart.
 RANGES_S = (6e-6, 2e-5, 2e-4, float("inf"))
@@ -59,6 +59,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         rounds: boosted trees; 0 for none.
         depth: of a tree.
         tree_rate: learning rate of boosting.
+        perceptron_epochs: passes of the perceptrons beside trees of GPUs; 0 for none.
         networks: transformers, one a group, at most ``groups``; 0 for none.
         groups: of families, for the choice of weights and the interval; 0 with trees alone for
             none, and an interval of NaN.
@@ -95,6 +96,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         rounds: int = 400,
         depth: int = 6,
         tree_rate: float = 0.05,
+        perceptron_epochs: int = 24,
         networks: int = 4,
         groups: int = 4,
         width: int = 96,
@@ -114,6 +116,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         self.rounds = rounds
         self.depth = depth
         self.tree_rate = tree_rate
+        self.perceptron_epochs = perceptron_epochs
         self.networks = networks
         self.groups = groups
         self.width = width
@@ -374,7 +377,7 @@ class ProgramPredictor(RegressorMixin, BaseEstimator):  # type: ignore[misc, unu
         """Trees on training rows."""
         return ProgramTrees.fit(
             inputs, seconds, rounds=self.rounds, depth=self.depth, learning_rate=self.tree_rate,
-            threads=1, seed=self.seed,
+            threads=1, seed=self.seed, perceptron_epochs=self.perceptron_epochs,
         )  # fmt: skip
 
     def _network_logs(

@@ -8,7 +8,8 @@ than one too short; a leaf's slope is the program's times the share of the leaf.
 evaluated by numba from plain arrays (`tree_ensemble`). GPUs and CPUs have trees of their own: what
 slows one down says nothing of the other. CPUs have two forests, whose mean is taken: one that does
 not see how large a leaf is, which is better for some tasks unlike those of training, and one that
-does, which is better for tasks that were trained on.
+does, which is better for tasks that were trained on. On GPUs the mean is with perceptrons
+(`program_perceptrons`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreplan.cost_models.programs.program_inputs import FLAT_NAMES, ProgramInputs
+from foreplan.cost_models.programs.program_perceptrons import ProgramPerceptrons
 from foreplan.cost_models.tree_ensemble import TreeEnsemble
 
 Floats = NDArray[np.float64]
@@ -59,6 +61,9 @@ _CPU_DEEPER, _CPU_FEWER = 2, 2
 _WIDTH, _ABOVE, _BELOW = 0.3, 1.6, 0.8
 #: Most that trees make of a leaf, as a logarithm.
 _MOST = 6.0
+#: Programs of GPUs from which on they have perceptrons, too (assumed: these have 200,000 weights).
+LEAST_PROGRAMS = 1000
+_BESIDE = "perceptrons."
 
 
 class ProgramTrees:
@@ -68,10 +73,16 @@ class ProgramTrees:
 
     Args:
         ensembles: by name of the forest; leaves of a kind of device without trees stay as they are.
+        perceptrons: beside the trees of GPUs, if there are such.
     """
 
-    def __init__(self, ensembles: Mapping[str, TreeEnsemble]) -> None:
+    def __init__(
+        self,
+        ensembles: Mapping[str, TreeEnsemble],
+        perceptrons: ProgramPerceptrons | None = None,
+    ) -> None:
         self.ensembles = dict(ensembles)
+        self.perceptrons = perceptrons
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
@@ -88,7 +99,8 @@ class ProgramTrees:
                 found[name] = TreeEnsemble(own)
         if not found:
             raise KeyError("trees of no kind of device")
-        return cls(found)
+        own = {k[len(_BESIDE) :]: v for k, v in arrays.items() if k.startswith(_BESIDE)}
+        return cls(found, ProgramPerceptrons(own) if own else None)
 
     @classmethod
     def fit(
@@ -102,6 +114,7 @@ class ProgramTrees:
         threads: int,
         seed: int,
         start_s: Floats | None = None,
+        perceptron_epochs: int = 0,
     ) -> Self:
         """Fit trees; see `ProgramPredictor` for the settings.
 
@@ -114,6 +127,8 @@ class ProgramTrees:
             threads: of XGBoost.
             seed: of the sampling of rows and features.
             start_s: seconds of leaves to correct (M); their scale by default.
+            perceptron_epochs: passes of perceptrons over programs of GPUs, which correct the scale;
+                0, and of fewer than `LEAST_PROGRAMS` programs, for none.
         """
         settings = {
             "base_score": 0.0, "subsample": 0.7, "colsample_bytree": 0.4, "min_child_weight": 5.0,
@@ -133,31 +148,37 @@ class ProgramTrees:
                     -(-rounds // fewer), flat[rows][:, forest.columns], start[rows],
                     inputs.program[rows], np.log(latency_s[chosen]),
                 )  # fmt: skip
-        return cls(found)
+        beside = None
+        if perceptron_epochs and (~inputs.cpu).sum() >= LEAST_PROGRAMS:
+            beside = ProgramPerceptrons.fit(
+                inputs.of_gpus(), latency_s[~inputs.cpu], epochs=perceptron_epochs, seed=seed
+            )
+        return cls(found, beside)
 
     def predict(self, inputs: ProgramInputs) -> Floats:
-        """Return ln(latency / scale) of leaves (M): the mean of a kind's forests."""
+        """Return ln(latency / scale) of leaves (M): the mean of what a kind of device has."""
         found, flat = np.zeros(len(inputs.program)), inputs.flat
         for cpu in (False, True):
             rows = (inputs.cpu == cpu)[inputs.program]
             own = [name for name in self.ensembles if _FORESTS[name].cpu == cpu]
             if own and rows.any():
-                found[rows] = np.mean(
-                    [
-                        self.ensembles[name].predict(flat[rows][:, _FORESTS[name].columns])
-                        for name in own
-                    ],
-                    axis=0,
-                )
+                seen = flat[rows]
+                parts = [self.ensembles[n].predict(seen[:, _FORESTS[n].columns]) for n in own]
+                if self.perceptrons is not None and not cpu:
+                    parts.append(self.perceptrons.predict(seen))
+                found[rows] = np.mean(parts, axis=0)
         return np.clip(found, -_MOST, _MOST)
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """What `from_arrays` reads."""
-        return {
+        found = {
             f"{forest}.{name}": values
             for forest, ensemble in self.ensembles.items()
             for name, values in ensemble.arrays().items()
         }
+        if self.perceptrons is not None:
+            found |= {f"{_BESIDE}{name}": v for name, v in self.perceptrons.arrays().items()}
+        return found
 
 
 def _boosted(
