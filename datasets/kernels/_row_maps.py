@@ -74,7 +74,9 @@ def gated(name: str, gate: Tensor, up: Tensor, limit: float = 0.0, steepness: fl
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
     """``x[..., cols]`` over the root of its mean square, times ``weight[cols]``."""
     columns = x.shape[-1]
-    if columns % _GROUP or columns > _MOST_COLUMNS or x.dim() > 4 or not _taken(x, weight):
+    if columns % _GROUP or columns > _MOST_COLUMNS or not 2 <= x.dim() <= 4:
+        return None
+    if not _taken(x, weight):
         return None
     *outer, inner, _ = (1, *x.shape)
     steps = (0, *x.stride())
