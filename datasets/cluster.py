@@ -236,8 +236,9 @@ class Cluster(StrictModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with other fields; what was derived from the old ones is derived anew."""
         made = super().model_copy(update=update, deep=deep)
-        for name in ("_found", "_ranks", "_members", "_networks", "_widths"):
-            made.__dict__.pop(name, None)
+        for name, value in vars(Cluster).items():
+            if isinstance(value, functools.cached_property):
+                made.__dict__.pop(name, None)
         return made
 
     # ------------------------------------------------------------------------------- in a notebook

@@ -72,6 +72,7 @@ def test_link_is_the_narrowest() -> None:
 def test_links_of_a_copy_are_its_own() -> None:
     both = two_hosts()
     assert both.link(0, 1).group == ("a/h200",)
+    assert both.links((0, 1))
     _, *others = both.tiers
     copied = both.model_copy(update={"tiers": (*others, *others[-2:], others[0])})
     assert copied.link(0, 1) is copied.tiers[1]
@@ -80,6 +81,7 @@ def test_links_of_a_copy_are_its_own() -> None:
         nothing.link(0, 1)
     narrower = both.model_copy(update={"devices": both.devices[:1], "tiers": others})
     assert narrower.link(0, 1) is others[0]
+    assert narrower.links((0, 1)) == (others[0],)
 
 
 def test_a_group_may_use_any_name_of_a_device() -> None:
